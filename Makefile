@@ -1,0 +1,99 @@
+# Everything runs inside .venv, which is made on demand from $(PYTHON) and brought up to date when
+# pyproject.toml, constraints.txt or the interpreter's folder changes. Nothing else is installed anywhere.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Quiet twice: errors only.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt
+# What a plain test run leaves out: mutants take their own time, see `make mutants`.
+SELECT ?= not mutation
+# Further arguments for pytest, as in: make test ARGS="-k lock -x"
+ARGS   ?=
+
+# Stamps: newer than what they depend on means done. DEV covers RUNTIME.
+MADE    := $(VENV)/.made
+RUNTIME := $(VENV)/.installed
+DEV     := $(VENV)/.installed-dev
+WANTED  := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+# One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
+# watch the clock.
+.NOTPARALLEL:
+.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core mutants clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ------------------------------------------------------------------------------------------------- installing
+
+$(MADE):
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "weightsync: no '$(PYTHON)' here; name a Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "weightsync: needs Python 3.11 or newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); try: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "weightsync: '$(PYTHON)' lacks the venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(RUNTIME): $(MADE) $(WANTED)
+	@echo "installing weightsync into $(VENV); the first time takes a while (torch, Ray)"
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(DEV): $(MADE) $(WANTED)
+	@echo "installing weightsync and what its checks need into $(VENV); the first time takes a while (torch, Ray)"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $(RUNTIME) $@
+
+install: $(RUNTIME) ## .venv with the weightsync command in it
+
+dev: $(DEV) ## the same, with what lint, types and tests need
+
+# --------------------------------------------------------------------------------------------------- running
+
+demo: $(RUNTIME) ## install, then show some rounds, one of them with a fault
+	@$(BIN)/weightsync demo
+
+diagrams: $(RUNTIME) ## write the checked-in diagrams anew from the tables
+	$(BIN)/weightsync diagram --write diagrams
+
+bench-core: $(RUNTIME) ## measure the core: steps of the machine, without any transport
+	$(BIN)/python -m benchmarks.core
+
+# -------------------------------------------------------------------------------------------------- checking
+
+test: $(DEV) lint types ## lint, types, all tests, and at least 95 % branch coverage of the core
+	$(BIN)/python -m coverage run -m pytest -m '$(SELECT)' $(ARGS)
+	$(BIN)/python -m coverage report --include 'fsm/*' --fail-under 95
+
+quick: $(DEV) ## only the tests that take no time
+	$(BIN)/python -m pytest -m 'not slow and not ray and not chaos and not mutation' $(ARGS)
+
+lint: $(DEV) ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(DEV) ## mypy --strict on library and tests
+	$(BIN)/mypy src tests $(wildcard benchmarks examples)
+
+format: $(DEV) ## let ruff repair what it can; what it cannot, `make lint` tells
+	$(BIN)/ruff check --fix --exit-zero --quiet
+	$(BIN)/ruff format
+
+coverage: $(DEV) ## all tests, then the whole report, also as htmlcov/index.html
+	$(BIN)/python -m coverage run -m pytest -m '$(SELECT)' $(ARGS)
+	$(BIN)/python -m coverage html --quiet
+	$(BIN)/python -m coverage report
+
+mutants: $(DEV) ## break every promise on purpose: each must be noticed
+	$(BIN)/python -m pytest -m mutation $(ARGS)
+
+clean: ## remove what builds and runs left, but not .venv
+	rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## and .venv as well
+	rm -rf $(VENV) src/weightsync.egg-info
