@@ -1,0 +1,164 @@
+"""The tree of errors.
+
+    WeightSyncError            everything this library raises on purpose
+     |- RoundError             something was asked of a round that it does not do
+     |   |- IllegalEvent       a fact that the table does not allow here; nothing changed
+     |   |- GuardFailed        a guard raised; the event is refused, nothing changed
+     |   |- PortClosed         the round moved on; whoever holds the port is cancelled
+     |   `- Reentrant          fired from inside a commit
+     |- TableError             a table breaks a law; raised at import, never at run time
+     |- ReplayMismatch         a log does not fold to what it says, or is another table's
+     |- LogUnreadable          a line of a log cannot be read
+     |- PlanError              the plan cannot be made, or does not fit what an engine holds
+     |   `- PlanUnknown        only a plan's fingerprint was sent, and the engine does not know it (any more)
+     |- LockError              the lock service refused
+     |- LedgerError            the version ledger refused
+     |- EngineError            an engine refused or failed
+     |   |- StaleSession       a frame, commit or open of a session that is not the open one
+     |   |- EngineGone         the engine is dead, or another incarnation answers in its place
+     |   |- EngineSilent       no answer within its limit
+     |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
+     |   `- ReceiptRefused     a receipt that proves something else than this round
+     |- TransportError         bytes could not be moved
+     |- RoundTimedOut          a state, or the round, ran past its deadline
+     |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
+     |- RoundCancelled         somebody cancelled the round
+     |- LeaseEnded              the lock's lease ran out, or was given to someone else
+     |- SetupError             the parts do not fit together; refused before anything moved
+     `- SyncFailed             raised by ``RoundResult.require`` only
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EngineError",
+    "EngineGone",
+    "EnginePaused",
+    "EngineSilent",
+    "GuardFailed",
+    "IllegalEvent",
+    "LeaseEnded",
+    "LedgerError",
+    "LockError",
+    "LogUnreadable",
+    "PlanError",
+    "PlanUnknown",
+    "PortClosed",
+    "ReceiptRefused",
+    "Reentrant",
+    "ReplayMismatch",
+    "RoundCancelled",
+    "RoundError",
+    "RoundInProgress",
+    "RoundTimedOut",
+    "SetupError",
+    "StaleSession",
+    "SyncFailed",
+    "TableError",
+    "TransportError",
+    "WeightSyncError",
+]
+
+
+class WeightSyncError(Exception):
+    """Everything this library raises on purpose."""
+
+
+class RoundError(WeightSyncError):
+    """Something was asked of a round that it does not do."""
+
+
+class IllegalEvent(RoundError):
+    """A fact that the table does not allow in this state. Nothing changed."""
+
+
+class GuardFailed(IllegalEvent):
+    """A guard raised, so the event is refused. Nothing changed; ``__cause__`` is the guard's error."""
+
+
+class PortClosed(RoundError):
+    """The round moved on: whoever still holds this port is cancelled and should stop."""
+
+
+class Reentrant(RoundError):
+    """An event was fired from inside the commit of another event of the same round."""
+
+
+class TableError(WeightSyncError):
+    """A table breaks one of its laws. Raised when the module is imported."""
+
+
+class ReplayMismatch(WeightSyncError):
+    """A log does not fold to the states it names, or belongs to another table."""
+
+
+class LogUnreadable(WeightSyncError):
+    """A line of a state log cannot be read."""
+
+
+class PlanError(WeightSyncError):
+    """A plan cannot be made, or does not fit what an engine holds."""
+
+
+class PlanUnknown(PlanError):
+    """Only the fingerprint of a plan was sent, and the engine does not know it: send the whole plan."""
+
+
+class LockError(WeightSyncError):
+    """The lock service refused."""
+
+
+class LedgerError(WeightSyncError):
+    """The version ledger refused."""
+
+
+class EngineError(WeightSyncError):
+    """An engine refused or failed."""
+
+
+class StaleSession(EngineError):
+    """A frame, commit or open that belongs to another (round, epoch) than the engine's session."""
+
+
+class EngineGone(EngineError):
+    """The engine is dead, or another incarnation answers in its place."""
+
+
+class EngineSilent(EngineError):
+    """The engine gave no answer within its limit."""
+
+
+class EnginePaused(EngineError):
+    """Generation waited for the engine to resume, for longer than it wanted to wait."""
+
+
+class ReceiptRefused(EngineError):
+    """A receipt proves something else than this round, or names an engine that takes no part in it."""
+
+
+class TransportError(WeightSyncError):
+    """Bytes could not be moved."""
+
+
+class RoundTimedOut(WeightSyncError):
+    """A state, or the whole round, ran past its deadline."""
+
+
+class RoundInProgress(WeightSyncError):
+    """A second round was asked for while one runs, and the policy refuses that."""
+
+
+class RoundCancelled(WeightSyncError):
+    """The round was cancelled from outside."""
+
+
+class LeaseEnded(WeightSyncError):
+    """The lease on the lock ran out or could not be renewed in time."""
+
+
+class SetupError(WeightSyncError):
+    """The parts handed to ``WeightSync`` do not fit together. Refused before anything moved."""
+
+
+class SyncFailed(WeightSyncError):
+    """A round did not do what was asked. ``__cause__`` is the first error, the very object."""
