@@ -1,0 +1,216 @@
+"""Which fact an answer is: one function for each act, for a good answer and for a bad one.
+
+The other half of :mod:`.driver`. Here is where an exception becomes an event, and the only place that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from . import events as e
+from .calls import Act, Call
+from .engine import Answer
+from .errors import EngineError, EngineGone, LedgerError, LockError, PortClosed, TransportError
+from .policy import Limits
+from .receipt import Expectation, Participant
+from .round import Round
+from .states import Publication, State
+
+__all__ = ["Answers", "Told"]
+
+
+class Told(Protocol):
+    """What the driver lets an answer do."""
+
+    round: Round
+    limits: Limits
+    executors: tuple[str, ...]
+
+    def fire(self, event: e.Event) -> None: ...
+
+    def call(
+        self,
+        act: Act,
+        *,
+        engine: Participant | None = None,
+        index: int | None = None,
+        limit: float | None = None,
+    ) -> None: ...
+
+    def fence(self, engines: Sequence[Participant]) -> None: ...
+
+    def leased(self, until: float) -> None: ...
+
+    def expect(self, plan: Expectation) -> None: ...
+
+    def owe_undo(self, index: int) -> None: ...
+
+    def no_undo(self, index: int) -> None: ...
+
+    def back(self, engine: Participant) -> None: ...
+
+    def troubled(self, error: BaseException, where: str) -> None: ...
+
+_SENDING = (State.Locked, State.Broadcasting, State.Awaiting)
+
+
+class Answers:
+    """Turns answers into facts for the driver's round."""
+
+    def __init__(self, driver: Told) -> None:
+        self._driver = driver
+        self._unsure: BaseException | None = None
+
+    # -- good answers ---------------------------------------------------------------------------------------
+
+    def good(self, call: Call, value: Any) -> None:
+        """``call`` was done."""
+        driver, act = self._driver, call.act
+        match act:
+            case Act.acquire:
+                epoch, until = value
+                driver.leased(until)
+                driver.fire(e.LockGranted(epoch))
+            case Act.renew:
+                driver.leased(value)
+            case Act.release:
+                driver.fire(e.Unlocked())
+            case Act.plan:
+                driver.expect(value)
+            case Act.prepare:
+                if value and call.index is not None:
+                    driver.owe_undo(call.index)
+            case Act.clean:
+                if call.index is not None:
+                    driver.no_undo(call.index)
+            case Act.commit | Act.abort | Act.resume:
+                if call.engine is not None:
+                    self._engine_good(act, call.engine, value)
+            case Act.broadcast | Act.collect:
+                self._returned(call)
+            case Act.publish:
+                driver.fire(e.Published())
+            case Act.ask:
+                self._ledger_says(bool(value))
+            case _:
+                pass
+
+    def _engine_good(self, act: Act, engine: Participant, value: Any) -> None:
+        driver = self._driver
+        if act is Act.commit:
+            driver.fire(e.EngineCommitted(engine))
+        elif act is Act.resume:
+            driver.back(engine)
+        elif value is Answer.reverted:
+            driver.back(engine)
+            driver.fire(e.EngineReverted(engine))
+        elif value is Answer.committed and driver.round.facts.decided:
+            driver.fire(e.EngineCommitted(engine))
+        else:
+            driver.fire(e.CommitFailed(engine, EngineError(f"engine {engine.id} says it is {value}")))
+
+    def _returned(self, call: Call) -> None:
+        """A transport method came back: everything it had to tell must have been told by now."""
+        left = {Act.broadcast: State.Broadcasting, Act.collect: State.Awaiting}[call.act]
+        if self._driver.round.state is left:
+            what = "every bucket" if call.act is Act.broadcast else "every receipt"
+            self._driver.fire(e.TransportFailed(TransportError(f"{call.act.name} returned without {what}")))
+
+    def _ledger_says(self, published: bool) -> None:
+        driver = self._driver
+        if driver.round.facts.publication is not Publication.unknown:
+            return
+        if published:
+            driver.fire(e.Published())
+        else:  # and never will be: asking shuts the epoch first
+            why = self._unsure or LedgerError("the ledger says that it is not published")
+            driver.fire(e.PublishFailed(why))
+
+    # -- bad answers ----------------------------------------------------------------------------------------
+
+    def bad(self, call: Call, error: BaseException) -> None:
+        """``call`` failed with ``error``, or ran out of time."""
+        match call.act:
+            case Act.acquire | Act.renew | Act.release:
+                self._lock_bad(call.act, error)
+            case Act.open | Act.commit | Act.abort | Act.resume:
+                if call.engine is not None:
+                    self._engine_bad(call.act, call.engine, error)
+            case Act.plan | Act.prepare:
+                self._before_bytes(call, error)
+            case Act.transport_open | Act.broadcast | Act.collect:
+                self._transport_bad(call, error)
+            case Act.publish | Act.ask | Act.bind:
+                self._ledger_bad(call.act, error)
+            case Act.clean | Act.transport_clean | Act.undo | Act.transport_abort:
+                self._put_back_bad(call, error)
+            case _:
+                pass
+
+    def _lock_bad(self, act: Act, error: BaseException) -> None:
+        driver = self._driver
+        if act is Act.release:
+            driver.fire(e.UnlockFailed(error))
+        elif act is Act.acquire and isinstance(error, LockError):
+            driver.fire(e.LockRefused(error))
+        elif act is Act.acquire:
+            # The service could not say whether it granted, so this is no evidence: the ticket is cancelled.
+            driver.fire(e.TimedOut(State.Idle, error))
+
+    def _engine_bad(self, act: Act, engine: Participant, error: BaseException) -> None:
+        driver, failed = self._driver, self._driver.round.state is State.Failed
+        if act is Act.commit and failed:
+            return  # its answer to Abort is the truth
+        if act is Act.open or isinstance(error, EngineGone):
+            driver.fire(e.EngineLost(engine, error))
+        elif act is Act.resume:
+            if failed:
+                driver.troubled(error, f"resume of {engine.id}")
+            driver.fire(e.EngineLost(engine, error))
+        else:
+            if failed:
+                driver.fence((engine,))
+            driver.fire(e.CommitFailed(engine, error))
+
+    def _before_bytes(self, call: Call, error: BaseException) -> None:
+        driver = self._driver
+        if driver.round.state is State.Locked:
+            driver.fire(e.PrepareFailed(error))
+        else:
+            driver.troubled(error, self._name(call))
+
+    def _transport_bad(self, call: Call, error: BaseException) -> None:
+        driver = self._driver
+        own = {
+            Act.transport_open: State.Locked,
+            Act.broadcast: State.Broadcasting,
+            Act.collect: State.Awaiting,
+        }[call.act]
+        if driver.round.state is own:
+            driver.fire(e.TransportFailed(error))
+        elif driver.round.state in _SENDING and not isinstance(error, PortClosed):
+            driver.fire(e.TransportFailed(error))
+
+    def _ledger_bad(self, act: Act, error: BaseException) -> None:
+        driver = self._driver
+        if act is Act.publish and isinstance(error, LedgerError):
+            driver.fire(e.PublishFailed(error))
+        elif act is Act.publish:
+            self._unsure = error
+            driver.call(Act.ask, limit=driver.limits.engine)
+        elif driver.round.state is State.Cleaning:
+            driver.fire(e.CleanupFailed(error))
+        else:
+            driver.troubled(error, act.name)
+
+    def _put_back_bad(self, call: Call, error: BaseException) -> None:
+        driver = self._driver
+        if driver.round.state is State.Cleaning:
+            driver.fire(e.CleanupFailed(error))
+        else:
+            driver.troubled(error, self._name(call))
+
+    def _name(self, call: Call) -> str:
+        who = f" of {self._driver.executors[call.index]}" if call.index is not None else ""
+        return f"{call.act.name}{who}"

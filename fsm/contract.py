@@ -1,0 +1,307 @@
+"""What plugs into a round: transports, engines, executors, the ledger; and the ports they are given.
+
+These are ``Protocol``s without defaults: whoever leaves a method out is told by the type checker, not by an
+``AttributeError`` in the middle of a clean-up. Nothing here is implemented; the values that cross the
+boundary (plans, sessions, receipts, answers) are defined beside the tables.
+
+Who calls what:
+
+* **Transport** moves bytes. Its methods run in a worker thread and may block; each gets a *port* that is
+  good for one phase. An exception that leaves a method becomes ``TransportFailed``; nothing else needs
+  catching. ``abort`` is idempotent and may run beside a ``broadcast`` that is stuck.
+* **EngineLink** is the trainer's end of one engine. Its methods never block: each gives a future back at
+  once, because a round talks to all engines at the same time and waits for none longer than it wants to.
+* **Inlet** is the receiving half of a transport, in the engine's process. It yields buckets in order.
+* **Executor** is what a trainer owes around a round (memory, barriers, retention). ``prepare`` hands back
+  its undo; ``clean`` runs on the good path instead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .engine import Answer
+from .engine_table import Session
+from .plan import Plan
+from .receipt import Expectation, Participant, Receipt
+from .states import EngineState
+from .tensors import TensorSpec
+
+__all__ = [
+    "Bucketful", "Capabilities", "Clock", "Digest", "EngineLink", "EngineStatus", "Executor", "Inlet",
+    "InletFactory", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack", "Weights",
+]  # fmt: skip
+
+
+class Clock(Protocol):
+    """Where time comes from. Seconds; only differences mean anything."""
+
+    def now(self) -> float:
+        """The time now; never falls."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, for log lines."""
+
+
+class Weights(Protocol):
+    """The tensors of one version on the trainer's side. What a tensor is, only transports know."""
+
+    def materialize(self) -> None:
+        """Read the tensors if they come from a generator. Runs once, in Locked; may raise what it likes."""
+
+    def plan(self, bucket_bytes: int) -> Plan:
+        """The buckets for these tensors; pure, and the same object for the same metadata."""
+
+    def digest(self) -> str:
+        """The digest of the content: names, dtypes, shapes and bytes, in the plan's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport declares about itself.
+
+    Args:
+        stages: the receiving half can write to a copy beside the live weights.
+        aliases: engines may keep views of the transfer buffer as their weights.
+        cross_host: trainer and engines may be on different hosts.
+        survives_loss: the transport goes on without a participant that was lost. A collective cannot, so a
+            quorum below "all" is refused with it at set-up.
+        dtypes: the dtype names it can carry, or None for every one that has bytes.
+    """
+
+    stages: bool
+    aliases: bool
+    cross_host: bool
+    survives_loss: bool
+    dtypes: frozenset[str] | None
+
+
+class Port(Protocol):
+    """One phase of one round, as a transport sees it. It can fire that phase's facts and nothing else.
+
+    Every method that fires raises ``PortClosed`` when the round has moved on.
+    """
+
+    @property
+    def session(self) -> Session:
+        """Round, epoch and version: stamp them on every frame."""
+
+    @property
+    def engines(self) -> tuple[Participant, ...]:
+        """The participants that remain *now*; shrinks when one is fenced."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the round moved on: the transport is cancelled and should return."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds until this phase's deadline, at least 0."""
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever ``engines`` shrinks or the port closes; also at once if it is closed."""
+
+    def progress(self) -> None:
+        """Say that something moved: feeds the idle time-out."""
+
+    def bucket_sent(self, index: int) -> None:
+        """Bucket ``index`` was handed over. Broadcast only."""
+
+    def all_sent(self) -> None:
+        """Every bucket was handed over. Broadcast only, and the last thing it fires."""
+
+    def acked(self, engine: Participant, receipts: tuple[Receipt, ...]) -> None:
+        """Every rank of ``engine`` answered. Collect only."""
+
+    def lost(self, engine: Participant, error: BaseException) -> None:
+        """``engine`` cannot take part any further. Open, broadcast and collect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What an engine needs to receive: the transport's name and plain values for its inlet."""
+
+    transport: str
+    values: Mapping[str, Any]
+
+
+class Transport(Protocol):
+    """Moves the bytes of a plan to the participants. One instance lives as long as its ``WeightSync``."""
+
+    @property
+    def name(self) -> str:
+        """Under which engines find the receiving half."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can and cannot do."""
+
+    def open(
+        self, plan: Plan, weights: Weights, engines: Mapping[Participant, EngineLink], port: Port
+    ) -> None:
+        """Make groups and endpoints, and start the receiving halves with ``link.receive``. In Locked."""
+
+    def broadcast(self, plan: Plan, weights: Weights, port: Port) -> None:
+        """Send every bucket; fire ``bucket_sent`` for each in order, then ``all_sent``."""
+
+    def collect(self, plan: Plan, port: Port) -> None:
+        """Wait for the receipts; fire ``acked`` or ``lost`` for each engine."""
+
+    def clean(self) -> None:
+        """The good end: close what ``open`` made."""
+
+    def abort(self) -> None:
+        """The bad end: stop, wake whoever is stuck, close. Idempotent; may run beside any other method."""
+
+    def close(self) -> None:
+        """Give back what outlives a round. After the last round; idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketful:
+    """One bucket as it arrived: ``data`` is a flat buffer of its bytes, valid until the next one is asked for."""
+
+    index: int
+    data: Any
+
+
+class Inlet(Protocol):
+    """The receiving half of a transport, for one session."""
+
+    def buckets(self) -> AbstractContextManager[Iterator[Bucketful]]:
+        """The buckets of the plan, in order. Leaving the context lets go of the transfer buffer."""
+
+    def close(self) -> None:
+        """Stop: wake whoever waits in ``buckets``. Idempotent, from any thread."""
+
+
+class InletFactory(Protocol):
+    """Makes the receiving half from a ticket."""
+
+    def __call__(self, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet: ...
+
+
+class Unpack(Protocol):
+    """Copies what a bucket holds to where it belongs. On an engine's side, handed to its receiver."""
+
+    def __call__(self, plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
+        """Write every piece of ``bucket`` into the tensors ``into``, by the names of ``plan.tensors``.
+
+        The tensors have the plan's dtypes and shapes and may have any strides. Nothing of ``bucket.data`` is
+        kept. Raises TransportError when the buffer is not as large as the plan says.
+        """
+
+
+class Digest(Protocol):
+    """Digests content: the same function on both sides."""
+
+    def __call__(self, plan: Plan, tensors: Mapping[str, Any], /) -> str:
+        """The digest of ``tensors`` in the plan's order, as ``Weights.digest`` makes it."""
+
+
+class Sink(Protocol):
+    """Where an engine rank puts what arrives: beside the live weights, or right into them."""
+
+    @property
+    def stages(self) -> bool:
+        """Whether the live weights stay as they are until ``commit``."""
+
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """What the engine holds, under every name."""
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlanError unless ``plan`` brings exactly what the engine holds. Changes nothing."""
+
+    def open(self, plan: Plan) -> Mapping[str, Any]:
+        """Where the buckets of ``plan`` are to be written, by the names of ``plan.tensors``."""
+
+    def commit(self, plan: Plan) -> None:
+        """Make what was written the live weights."""
+
+    def live(self, plan: Plan) -> Mapping[str, Any]:
+        """The tensors that the engine samples with, by the names of ``plan.tensors``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine says of itself when it is asked."""
+
+    engine: str
+    incarnation: str
+    ranks: int
+    stages: bool
+    state: EngineState
+    version: int | None
+
+
+class EngineLink(Protocol):
+    """The trainer's end of one engine. Every method gives a future back at once."""
+
+    @property
+    def id(self) -> str:
+        """The engine's name; unique in its ``WeightSync``."""
+
+    def hello(self) -> Future[EngineStatus]:
+        """Ask the engine what it is."""
+
+    def open(
+        self, session: Session, incarnation: str, plan: Plan, expected: Expectation, limit: float
+    ) -> Future[None]:
+        """Pause and open: close the gate, wait until nothing is being admitted, check the plan.
+
+        ``limit`` is how long the engine keeps the session when it hears nothing more, in seconds.
+        Fails with EngineGone when another incarnation answers, PlanError when the plan does not fit.
+        """
+
+    def receive(self, session: Session, ticket: Ticket) -> Future[tuple[Receipt, ...]]:
+        """Start receiving; done when every rank holds the bytes and let go of the buffer."""
+
+    def commit(self, session: Session) -> Future[None]:
+        """Make the new version the engine's own."""
+
+    def abort(self, session: Session) -> Future[Answer]:
+        """End the session and say what the engine is; from then on it refuses the session."""
+
+    def resume(self, session: Session) -> Future[None]:
+        """Let a committed engine generate again."""
+
+    def close(self) -> None:
+        """Give back what this link holds; the engine itself lives on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What an executor is told of the round it works for."""
+
+    session: Session
+    step: int
+    attempt: int
+    plan: Plan | None
+    weights: Weights
+
+
+Undo = Callable[[], None]
+
+
+class Executor(Protocol):
+    """What a trainer owes around a round."""
+
+    @property
+    def name(self) -> str:
+        """For the log and for errors."""
+
+    def prepare(self, round: RoundView) -> Undo | None:
+        """Before the engines are paused. Hands back what undoes it; called at most once."""
+
+    def clean(self, round: RoundView) -> None:
+        """After the publication, before the engines resume; the undo is dropped when this returns."""
+
+
+class Observer(Protocol):
+    """Called with each record after the commit. It can fire nothing; if it raises, it is disabled."""
+
+    def __call__(self, record: Any, /) -> None: ...

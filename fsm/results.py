@@ -1,0 +1,115 @@
+"""What a caller gets when a round is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import SyncFailed
+from .receipt import Receipt
+from .states import Disposition, Outcome
+
+__all__ = ["EngineRow", "RoundResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One engine's part in a round.
+
+    Args:
+        engine: its id.
+        incarnation: which life of it took part.
+        disposition: what it is now.
+        version: the version it serves by what the round knows; None if it is quarantined.
+        tensors: how many tensors its receipts prove.
+        bytes: how many bytes.
+        receipts: one a rank; empty if it never proved anything.
+        pause_seconds: from asking it to pause until it served again, or until the round was over.
+        error: why it was lost, if it was.
+    """
+
+    engine: str
+    incarnation: str
+    disposition: Disposition
+    version: int | None
+    tensors: int
+    bytes: int
+    receipts: tuple[Receipt, ...]
+    pause_seconds: float
+    error: BaseException | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """The sum of a round.
+
+    Args:
+        published: ``"unknown"`` means asked and never answered; treat it as published.
+        path: the states the round went through, in order.
+        seconds: seconds spent in each state it left.
+        error: the first error, the very object that was raised; None when the round never was in Failed.
+        culprit: the engine the first error came from, if it came from one.
+        failed_in: the state the round was in when it failed.
+        unclean: put-back work did not succeed; what is left over is fenced.
+        notes: later errors, one line each.
+    """
+
+    round: str
+    step: int
+    version: int
+    epoch: int
+    attempts: int
+    outcome: Outcome
+    published: Literal["yes", "no", "unknown"]
+    engines: tuple[EngineRow, ...]
+    path: tuple[str, ...]
+    seconds: Mapping[str, float]
+    error: BaseException | None = field(default=None, compare=False)
+    culprit: str | None = None
+    bucket: int | None = None
+    failed_in: str | None = None
+    unclean: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Published, the quorum serves it, and nothing went wrong on the way that needs a look."""
+        return self.outcome is not Outcome.failed and self.error is None
+
+    @property
+    def pause_seconds(self) -> float:
+        """The longest pause of an engine, in seconds."""
+        return max((row.pause_seconds for row in self.engines), default=0.0)
+
+    def serving(self, disposition: Disposition) -> tuple[str, ...]:
+        """The engines with that disposition, by id."""
+        return tuple(row.engine for row in self.engines if row.disposition is disposition)
+
+    def require(self) -> RoundResult:
+        """This result, if the round did what was asked.
+
+        Raises:
+            SyncFailed: it did not; ``__cause__`` is the first error, and the message names round, state,
+                culprit and bucket.
+        """
+        if self.ok:
+            return self
+        failure = SyncFailed(self.summary())
+        for note in self.notes:
+            failure.add_note(note)
+        raise failure from self.error
+
+    def summary(self) -> str:
+        """One line: what happened, where, and what it means for the engines."""
+        if self.ok:
+            return f"round {self.round}: version {self.version} {self.outcome.name} on {len(self.engines)} engines"
+        where = f" in {self.failed_in}" if self.failed_in else ""
+        who = f", engine {self.culprit}" if self.culprit else ""
+        what = f", bucket {self.bucket}" if self.bucket is not None else ""
+        why = f": {type(self.error).__name__}: {self.error}" if self.error is not None else ""
+        states = "; ".join(f"{row.engine} {row.disposition.name}" for row in self.engines)
+        return (
+            f"round {self.round} (step {self.step}, version {self.version}, published: {self.published}) failed"
+            f"{where}{who}{what}{why} [{states}]"
+        )
