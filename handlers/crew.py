@@ -1,0 +1,259 @@
+"""The crew: carries out a driver's calls, each on the partner it is for.
+
+Nothing here decides anything. A call goes to the lock keeper, the ledger, the transport, an engine's link or
+an executor of the trainer, and what comes back, a value or an exception, goes to ``answer`` with the call's
+number. Engines answer by futures; everybody else runs in a thread that may block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..fsm.calls import ENGINE_ACTS, Act, Call
+from ..fsm.contract import Clock, EngineLink, Executor, RoundView, Transport, Undo, Weights
+from ..fsm.driver import Driver
+from ..fsm.engine_table import Session
+from ..fsm.errors import LockError, WeightSyncError
+from ..fsm.ledger import LedgerKeeper
+from ..fsm.lock import LockKeeper
+from ..fsm.plan import Plan
+from ..fsm.receipt import Expectation, Participant
+from ..fsm.states import State
+from ..fsm.tickets import Granted, NotHolder, StaleEpoch, Ticket, TicketClosed, UnknownTicket
+from .ports import RoundPort
+from .workers import Workers
+
+__all__ = ["Crew", "Parts"]
+
+_PHASES = {
+    Act.transport_open: State.Locked,
+    Act.broadcast: State.Broadcasting,
+    Act.collect: State.Awaiting,
+}
+
+
+class Answer(Protocol):
+    """Takes the answer to a call to the thread that moves the driver."""
+
+    def __call__(self, number: int, value: object, error: BaseException | None, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everybody a round talks to."""
+
+    lock: LockKeeper
+    ledger: LedgerKeeper
+    transport: Transport
+    links: Mapping[Participant, EngineLink]
+    executors: Sequence[Executor]
+    weights: Weights
+    owner: str
+    step: int
+    attempt: int
+    bucket_bytes: int
+    verify: bool
+
+
+@dataclass(slots=True)
+class Crew:
+    """Carries out the calls of one round."""
+
+    parts: Parts
+    driver: Driver
+    clock: Clock
+    workers: Workers
+    answer: Answer
+    post: Callable[[Any, State], None]
+    plan: Plan | None = None
+    expected: Expectation | None = None
+    ports: list[RoundPort] = field(default_factory=list)
+    _undos: dict[int, Undo] = field(default_factory=dict)
+    _ticket: Ticket | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def carry_out(self, call: Call) -> None:
+        """Start ``call``; its answer comes by ``answer``, from another thread."""
+        if call.act in ENGINE_ACTS:
+            self._watch(call, self._engine(call))
+        else:
+            self._watch(call, self.workers.submit(self._jobs()[call.act], call))
+
+    def _jobs(self) -> dict[Act, Callable[[Call], object]]:
+        return {
+            Act.acquire: self._acquire,
+            Act.renew: self._renew,
+            Act.release: self._release,
+            Act.plan: self._make_plan,
+            Act.prepare: self._prepare,
+            Act.clean: self._clean,
+            Act.undo: self._undo,
+            Act.transport_open: self._transport_open,
+            Act.broadcast: self._broadcast,
+            Act.collect: self._collect,
+            Act.transport_clean: self._transport_clean,
+            Act.transport_abort: self._transport_abort,
+            Act.bind: self._bind,
+            Act.publish: self._publish,
+            Act.ask: self._ask_ledger,
+        }
+
+    def _watch(self, call: Call, future: Future[Any]) -> None:
+        def done(finished: Future[Any]) -> None:
+            error = finished.exception()
+            self.answer(call.number, None if error else finished.result(), error)
+
+        future.add_done_callback(done)
+
+    @property
+    def session(self) -> Session:
+        """The round as engines and transports see it."""
+        facts = self.driver.round.facts
+        return Session(facts.round, facts.epoch, facts.version)
+
+    # -- the lock ---------------------------------------------------------------------------------------------
+
+    def _acquire(self, call: Call) -> tuple[int, float]:
+        lock, facts = self.parts.lock, self.driver.round.facts
+        self._ticket = Ticket(f"{facts.round}-{self.parts.attempt}", self.parts.owner, facts.round)
+        lock.request(self.parts.owner, facts.round, ticket_id=self._ticket.id)
+        while not self._stop.is_set():
+            asked = self.clock.now()
+            answer = lock.wait(self._ticket, lock.lease / 3)
+            if isinstance(answer, Granted):
+                return answer.epoch, answer.end(asked)
+        raise LockError("the ticket was cancelled")
+
+    def _renew(self, call: Call) -> float:
+        asked = self.clock.now()
+        return self.parts.lock.renew(self._held(), self.driver.round.facts.epoch).end(asked)
+
+    def _release(self, call: Call) -> None:
+        self._stop.set()
+        if self._ticket is None:
+            return
+        try:
+            self.parts.lock.release(self._ticket, self.driver.round.facts.epoch or None)
+        except (NotHolder, StaleEpoch, UnknownTicket, TicketClosed):
+            return  # each of these proves that this ticket does not hold the lock
+
+    def _held(self) -> Ticket:
+        if self._ticket is None:
+            raise LockError("no ticket was asked for")
+        return self._ticket
+
+    # -- the trainer ------------------------------------------------------------------------------------------
+
+    def _make_plan(self, call: Call) -> Expectation:
+        parts, weights = self.parts, self.parts.weights
+        weights.materialize()
+        plan = weights.plan(parts.bucket_bytes)
+        digest = weights.digest() if parts.verify else ""
+        parts.ledger.admit(self.driver.round.facts.version, digest or plan.fingerprint)
+        self.plan = plan
+        self.expected = Expectation(plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets), digest)
+        return self.expected
+
+    def _prepare(self, call: Call) -> bool:
+        undo = self._executor(call).prepare(self._view())
+        if undo is not None:
+            self._undos[call.index or 0] = undo
+        return undo is not None
+
+    def _clean(self, call: Call) -> None:
+        self._executor(call).clean(self._view())
+
+    def _undo(self, call: Call) -> None:
+        self._undos.pop(call.index or 0)()
+
+    def _executor(self, call: Call) -> Executor:
+        return self.parts.executors[call.index or 0]
+
+    def _view(self) -> RoundView:
+        parts = self.parts
+        return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights)
+
+    # -- engines ----------------------------------------------------------------------------------------------
+
+    def _engine(self, call: Call) -> Future[Any]:
+        try:
+            return self._ask(call)
+        except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _ask(self, call: Call) -> Future[Any]:
+        engine = call.engine
+        if engine is None:
+            raise WeightSyncError(f"{call} names no engine")
+        link, session = self.parts.links[engine], self.session
+        match call.act:
+            case Act.open:
+                plan, expected = self._agreed()
+                return link.open(session, engine.incarnation, plan, expected, self._silence())
+            case Act.commit:
+                return link.commit(session)
+            case Act.resume:
+                return link.resume(session)
+            case _:
+                return link.abort(session)
+
+    def _silence(self) -> float:
+        """How long an engine keeps a session without a word: longer than the trainer keeps a state."""
+        limits = self.driver.limits
+        return limits.forward + limits.failed
+
+    def _agreed(self) -> tuple[Plan, Expectation]:
+        if self.plan is None or self.expected is None:
+            raise WeightSyncError("an engine was to be opened before there was a plan")
+        return self.plan, self.expected
+
+    # -- the transport ----------------------------------------------------------------------------------------
+
+    def _port(self, act: Act) -> RoundPort:
+        port = RoundPort(self.driver, _PHASES[act], self.session, self.clock, self.post)
+        self.ports.append(port)
+        return port
+
+    def _transport_open(self, call: Call) -> None:
+        plan, _ = self._agreed()
+        links = {engine: self.parts.links[engine] for engine in sorted(self.driver.round.facts.remaining)}
+        self.parts.transport.open(plan, self.parts.weights, links, self._port(call.act))
+
+    def _broadcast(self, call: Call) -> None:
+        plan, _ = self._agreed()
+        self.parts.transport.broadcast(plan, self.parts.weights, self._port(call.act))
+
+    def _collect(self, call: Call) -> None:
+        plan, _ = self._agreed()
+        self.parts.transport.collect(plan, self._port(call.act))
+
+    def _transport_clean(self, call: Call) -> None:
+        self.parts.transport.clean()
+
+    def _transport_abort(self, call: Call) -> None:
+        self.parts.transport.abort()
+
+    # -- the ledger -------------------------------------------------------------------------------------------
+
+    def _digest(self) -> str:
+        _, expected = self._agreed()
+        return expected.digest or expected.fingerprint
+
+    def _bind(self, call: Call) -> None:
+        facts = self.driver.round.facts
+        self.parts.ledger.bind(facts.version, self._digest(), facts.epoch)
+
+    def _publish(self, call: Call) -> None:
+        facts = self.driver.round.facts
+        self.parts.ledger.publish(facts.version, self._digest(), facts.epoch)
+
+    def _ask_ledger(self, call: Call) -> bool:
+        facts = self.driver.round.facts
+        self.parts.ledger.shut(facts.epoch)
+        return self.parts.ledger.ask(facts.version, facts.epoch)

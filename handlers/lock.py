@@ -1,0 +1,232 @@
+"""The lock kept in this process: a ``LockBook``, a condition to wait on, and a file for the epoch.
+
+The book decides, this module waits. All calls may come from any thread. A waiter sleeps until the book gives
+it the lock, until the next lease in the book runs out, or until it is time to tell the book that it is still
+there; nothing polls. A holder that dies costs the others what is left of its lease.
+
+With a ``path``, the epoch goes on above every earlier one after a restart. It is written before it is
+granted: whoever wants the lock reserves the next epoch in the file first, usually while somebody else still
+holds, so that neither a hand-over nor a renewal waits for the disk. The file also names the keeper. One that
+finds another keeper's name there has been replaced, as happens to a process that was stopped and continues
+after its successor has started: it grants nothing any more.
+
+Only the threads of one process are kept apart, not two processes with the same path. For trainers in several
+processes the keeper is an actor.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ..fsm.lock import (
+    DEFAULT_LEASE,
+    Closed,
+    Granted,
+    LockBook,
+    LockError,
+    LockStatus,
+    Notice,
+    Renewed,
+    Ticket,
+    TicketClosed,
+    Waiting,
+    answer_to,
+)
+from . import durable
+
+__all__ = ["EpochFile", "EpochNotKept", "LocalLock"]
+
+_SCHEMA = 1
+_LIMIT = 4096
+_Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
+
+
+class EpochNotKept(LockError):
+    """The epoch cannot be read from or written to its file, so nothing can be granted."""
+
+
+class EpochFile:
+    """The highest epoch that was ever handed out, and the keeper that may hand out the next."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).resolve()
+        self._keeper = secrets.token_hex(8)
+
+    def claim(self) -> int:
+        """Become the keeper of this file. Returns the epoch to go on above."""
+        try:
+            with durable.exclusively(self.path):
+                epoch, _ = self._read()
+                self._write(epoch)
+        except OSError as error:
+            raise EpochNotKept(f"cannot keep the lock's epoch in {self.path}: {error}") from error
+        return epoch
+
+    def reserve(self, epoch: int) -> None:
+        """Write down an epoch that is about to be granted."""
+        try:
+            with durable.exclusively(self.path):
+                _, keeper = self._read()
+                if keeper != self._keeper:
+                    raise EpochNotKept(
+                        f"this keeper of the lock was replaced by another one that uses {self.path}; "
+                        f"it grants nothing any more"
+                    )
+                self._write(epoch)
+        except OSError as error:
+            raise EpochNotKept(f"cannot write epoch {epoch} of the lock to {self.path}: {error}") from error
+
+    def _read(self) -> tuple[int, str]:
+        content = durable.read(self.path, _LIMIT)
+        if content is None:
+            return 0, ""
+        try:
+            match json.loads(content):
+                case {"schema": 1, "epoch": int(epoch), "keeper": str(keeper)} if (
+                    type(epoch) is int and epoch >= 0
+                ):
+                    return epoch, keeper
+        except (ValueError, RecursionError):
+            pass
+        raise EpochNotKept(
+            f"{self.path} is not an epoch file of schema {_SCHEMA}; restore it, or remove it if no engine "
+            f"that has seen an epoch is still running"
+        )
+
+    def _write(self, epoch: int) -> None:
+        record = {"schema": _SCHEMA, "epoch": epoch, "keeper": self._keeper}
+        durable.replace(self.path, json.dumps(record).encode() + b"\n")
+
+
+class LocalLock:
+    """A ``LockKeeper`` for the threads of this process.
+
+    Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it.
+    """
+
+    def __init__(
+        self,
+        lease: float = DEFAULT_LEASE,
+        *,
+        path: str | Path | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._epochs = None if path is None else EpochFile(path)
+        epoch = 0 if self._epochs is None else self._epochs.claim()
+        self._book = replace(
+            LockBook.restore(epoch, lease=lease), ceiling=None if self._epochs is None else epoch
+        )
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a grant is good without a renewal."""
+        return self._book.lease
+
+    def request(self, owner: str, round: str, *, ticket_id: str | None = None) -> Ticket:
+        """Join the queue."""
+        ticket = Ticket(ticket_id or secrets.token_hex(8), owner, round)
+        with self._changed:
+            self._move(lambda book, now: book.request(ticket, now))
+        return ticket
+
+    def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Block until the lock is this ticket's, for ``limit`` seconds at most."""
+        asked = self._now()
+        # The limit is real waiting, whatever clock the leases run on.
+        end = time.monotonic() + limit
+        while True:
+            with self._changed:
+                # Read before the book reads it: what is counted twice would end the holder's lease too late.
+                waited = self._now() - asked
+                answer = self._poll(ticket)
+                left = end - time.monotonic()
+                if isinstance(answer, Granted):
+                    return replace(answer, waited=waited)
+                reserved = not self._book.exhausted()
+                if reserved and left <= 0:
+                    return answer
+                if reserved:
+                    self._changed.wait(min(left, self._pause()))
+            if not reserved:
+                self._reserve()
+
+    def renew(self, ticket: Ticket, epoch: int) -> Renewed:
+        """Count the lease anew."""
+        with self._changed:
+            answer = self._ask(ticket, lambda book, now: book.renew(ticket.id, epoch, now))
+        assert isinstance(answer, Renewed)
+        return answer
+
+    def release(self, ticket: Ticket, epoch: int | None) -> Closed:
+        """Give the lock back. The answer is evidence that this ticket does not hold it."""
+        if epoch is None:
+            return self.cancel(ticket)
+        with self._changed:
+            answer = self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
+        assert isinstance(answer, Closed)
+        return answer
+
+    def cancel(self, ticket: Ticket) -> Closed:
+        """Give up a request: a waiting ticket leaves the queue, a grant that crossed is handed back."""
+        with self._changed:
+            answer = answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
+        assert isinstance(answer, Closed)
+        return answer
+
+    def status(self) -> LockStatus:
+        """Who holds the lock and who waits."""
+        with self._changed:
+            self._move(LockBook.expire)
+            return self._book.status(self._now())
+
+    def expire(self) -> None:
+        """Look at the clock: needed only after turning one by hand."""
+        with self._changed:
+            self._move(LockBook.expire)
+
+    # Everything below is called with the condition held, except _reserve.
+
+    def _poll(self, ticket: Ticket) -> Granted | Waiting:
+        answer = self._ask(ticket, lambda book, now: book.poll(ticket.id, now))
+        if isinstance(answer, Closed):
+            raise TicketClosed(f"{ticket} is {answer.how.value} and will not be granted; request anew")
+        assert isinstance(answer, Granted | Waiting)
+        return answer
+
+    def _ask(self, ticket: Ticket, move: _Move) -> Notice:
+        # What time brings stays, even if the move itself is refused.
+        self._move(LockBook.expire)
+        self._book.recognise(ticket)
+        return answer_to(ticket.id, self._move(move))
+
+    def _move(self, move: _Move) -> tuple[Notice, ...]:
+        self._book, notices = move(self._book, self._now())
+        if any(isinstance(notice, Granted | Closed) for notice in notices):
+            self._changed.notify_all()
+        return notices
+
+    def _pause(self) -> float:
+        """How long to sleep: to the next expiry, but not so long that this waiter is taken for dead."""
+        expiry = self._book.next_expiry()
+        longest = self._book.lease / 3
+        return longest if expiry is None else min(longest, max(0.0, expiry - self._now()))
+
+    def _reserve(self) -> None:
+        """Have the next epoch in the file. Takes its own lock: a slow disk must not delay a renewal."""
+        assert self._epochs is not None
+        with self._writing:
+            # Only this method raises the ceiling, so the epoch cannot pass it meanwhile.
+            if self._book.exhausted():
+                epoch = self._book.epoch + 1
+                self._epochs.reserve(epoch)
+                with self._changed:
+                    self._book = replace(self._book, ceiling=epoch)

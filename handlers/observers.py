@@ -1,0 +1,85 @@
+"""Observers get every record, after the commit, in order, on a thread of their own.
+
+They can therefore neither fire an event nor slow a round down: a log on a disk that hangs delays its own
+lines and nothing else. One that raises is disabled, with one line to the ``weightsync`` logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterable
+
+from ..fsm.contract import Observer
+from ..fsm.record import Record
+
+__all__ = ["Observers"]
+
+_LOGGER = logging.getLogger("weightsync")
+
+
+class Observers:
+    """Hands records to observers."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._active = list(observers)
+        self._inbox: queue.SimpleQueue[Record | threading.Event | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def active(self) -> tuple[Observer, ...]:
+        """The observers that have not been disabled."""
+        return tuple(self._active)
+
+    def tell(self, records: Iterable[Record]) -> None:
+        """Queue ``records`` for everybody; never blocks."""
+        if not self._active:
+            return
+        self._start()
+        for record in records:
+            self._inbox.put(record)
+
+    def flush(self, limit: float) -> bool:
+        """Wait until everything told so far was handed over, at most ``limit`` seconds; whether it was."""
+        if self._thread is None:
+            return True
+        done = threading.Event()
+        self._inbox.put(done)
+        return done.wait(limit)
+
+    def close(self, limit: float = 5.0) -> None:
+        """Hand over what is left, within ``limit`` seconds, and end the thread. Idempotent."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._inbox.put(None)
+            thread.join(limit)
+        for observer in self._active:
+            close = getattr(observer, "close", None)
+            if callable(close):
+                self._safely(observer, close)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="weightsync-observers", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            for observer in tuple(self._active):
+                self._safely(observer, observer, item)
+
+    def _safely(self, observer: Observer, call: object, *args: object) -> None:
+        try:
+            call(*args)  # type: ignore[operator]
+        except Exception as error:  # noqa: BLE001 - an observer may raise what it likes
+            name = getattr(observer, "name", type(observer).__name__)
+            _LOGGER.error("observer %s is disabled: it raised %s: %s", name, type(error).__name__, error)
+            if observer in self._active:
+                self._active.remove(observer)
