@@ -1,0 +1,87 @@
+"""Weight synchronisation for reinforcement learning, as an explicit state machine.
+
+The public names. Each is imported when it is first used: on a bare node, ``import weightsync`` loads neither
+torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .engine import RayReceiver as RayReceiver
+    from .engine import receiver_for as receiver_for
+    from .fsm.errors import RoundInProgress as RoundInProgress
+    from .fsm.errors import SetupError as SetupError
+    from .fsm.errors import SyncFailed as SyncFailed
+    from .fsm.errors import WeightSyncError as WeightSyncError
+    from .fsm.policy import Policy as Policy
+    from .fsm.results import EngineRow as EngineRow
+    from .fsm.results import RoundResult as RoundResult
+    from .fsm.states import Disposition as Disposition
+    from .fsm.states import EngineState as EngineState
+    from .fsm.states import Outcome as Outcome
+    from .fsm.states import State as State
+    from .handlers.ledger import FileLedger as FileLedger
+    from .handlers.local_engine import LocalEngine as LocalEngine
+    from .handlers.lock import LocalLock as LocalLock
+    from .handlers.log import StateLog as StateLog
+    from .handlers.monitor import HealthWatch as HealthWatch
+    from .handlers.progress import Progress as Progress
+    from .handlers.ray_engine import RayEngine as RayEngine
+    from .handlers.ray_lock import RayLock as RayLock
+    from .handlers.retention import Retention as Retention
+    from .sync import Pending as Pending
+    from .sync import WeightSync as WeightSync
+    from .transports.collective import CollectiveTransport as CollectiveTransport
+    from .transports.memory import MemoryTransport as MemoryTransport
+    from .transports.weights import TorchWeights as TorchWeights
+
+_HOME = {
+    "CollectiveTransport": ".transports.collective",
+    "Disposition": ".fsm.states",
+    "EngineRow": ".fsm.results",
+    "EngineState": ".fsm.states",
+    "FileLedger": ".handlers.ledger",
+    "HealthWatch": ".handlers.monitor",
+    "LocalEngine": ".handlers.local_engine",
+    "LocalLock": ".handlers.lock",
+    "MemoryTransport": ".transports.memory",
+    "Outcome": ".fsm.states",
+    "Pending": ".sync",
+    "Policy": ".fsm.policy",
+    "Progress": ".handlers.progress",
+    "RayEngine": ".handlers.ray_engine",
+    "RayLock": ".handlers.ray_lock",
+    "RayReceiver": ".engine",
+    "Retention": ".handlers.retention",
+    "RoundInProgress": ".fsm.errors",
+    "RoundResult": ".fsm.results",
+    "SetupError": ".fsm.errors",
+    "State": ".fsm.states",
+    "StateLog": ".handlers.log",
+    "SyncFailed": ".fsm.errors",
+    "TorchWeights": ".transports.weights",
+    "WeightSync": ".sync",
+    "WeightSyncError": ".fsm.errors",
+    "receiver_for": ".engine",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the table above is the list
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module it lives in."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOME))

@@ -1,0 +1,147 @@
+"""What the trainer's side remembers of its engines between rounds, by incarnation.
+
+A version is written down for an engine only when the engine itself confirmed a commit, under the incarnation
+that confirmed it. A restarted engine is another incarnation and therefore starts with nothing: it is stale
+until a round commits on it. A quarantined engine stays so until the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from .fsm.contract import EngineLink, EngineStatus
+from .fsm.errors import EngineGone, EngineSilent, SetupError
+from .fsm.receipt import Participant
+from .fsm.results import RoundResult
+from .fsm.states import Disposition, EngineState
+
+__all__ = ["EngineBooks", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One engine as the books have it.
+
+    Args:
+        participant: its id, incarnation and ranks; None until it was reached.
+        version: the version its last confirmed commit made it hold; None if it is unproven.
+        quarantined: it was lost or torn, and no commit of it was confirmed since.
+        asked: whether its incarnation is known to be the present one as of the last round.
+    """
+
+    id: str
+    participant: Participant | None = None
+    stages: bool = True
+    version: int | None = None
+    quarantined: bool = False
+    asked: bool = False
+    error: BaseException | None = None
+
+
+class EngineBooks:
+    """The books of one ``WeightSync``.
+
+    Raises:
+        SetupError: no engine, or two with one name.
+    """
+
+    def __init__(self, links: Iterable[EngineLink]) -> None:
+        self.links: dict[str, EngineLink] = {}
+        for link in links:
+            if link.id in self.links:
+                raise SetupError(f"two engines are called {link.id!r}: give each an id of its own")
+            self.links[link.id] = link
+        if not self.links:
+            raise SetupError("WeightSync needs at least one engine")
+        self._entries: dict[str, Entry] = {name: Entry(name) for name in self.links}
+
+    def entries(self) -> Mapping[str, Entry]:
+        """A copy of the books."""
+        return dict(self._entries)
+
+    def refresh(self, limit: float, *, everybody: bool = False) -> None:
+        """Ask the engines whose incarnation is not certain what they are; all at once, ``limit`` seconds."""
+        asked = {
+            name: self._hello(name)
+            for name, entry in self._entries.items()
+            if everybody or not entry.asked
+        }
+        for name, answer in asked.items():
+            try:
+                self._heard(answer.result(timeout=limit))
+            except TimeoutError:
+                self._unreached(name, EngineSilent(f"engine {name} did not say hello within {limit:.3g} s"))
+            except Exception as error:  # noqa: BLE001 - whatever an adapter raises, the engine was not reached
+                self._unreached(name, error)
+
+    def roster(self) -> dict[Participant, EngineLink]:
+        """Whom the next round asks for. An engine that was never reached takes part under incarnation ``?``."""
+        return {
+            entry.participant or Participant(name, "?"): self.links[name]
+            for name, entry in self._entries.items()
+        }
+
+    def unreachable(self) -> dict[Participant, BaseException]:
+        """The engines that did not say hello, and why."""
+        return {
+            entry.participant or Participant(name, "?"): entry.error
+            for name, entry in self._entries.items()
+            if entry.error is not None
+        }
+
+    def tainted(self) -> frozenset[Participant]:
+        """The quarantined engines of the roster."""
+        return frozenset(
+            entry.participant or Participant(name, "?")
+            for name, entry in self._entries.items()
+            if entry.quarantined
+        )
+
+    def inplace(self) -> frozenset[Participant]:
+        """The engines of the roster that load in place."""
+        return frozenset(e.participant for e in self._entries.values() if e.participant and not e.stages)
+
+    def settle(self, result: RoundResult) -> None:
+        """Write down what a round decided."""
+        for row in result.engines:
+            entry = self._entries[row.engine]
+            if row.disposition is Disposition.serving_new:
+                entry = replace(entry, version=row.version, quarantined=False)
+            elif row.disposition is Disposition.quarantined:
+                entry = replace(entry, version=None, quarantined=True, asked=False)
+            self._entries[row.engine] = entry
+
+    def servable(self) -> dict[str, int]:
+        """The engines a router may use, with the version each serves."""
+        return {
+            name: entry.version
+            for name, entry in self._entries.items()
+            if entry.version is not None and not entry.quarantined and entry.error is None
+        }
+
+    def _hello(self, name: str) -> Future[EngineStatus]:
+        try:
+            return self.links[name].hello()
+        except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
+            failed: Future[EngineStatus] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _heard(self, status: EngineStatus) -> None:
+        entry = self._entries[status.engine]
+        now = Participant(status.engine, status.incarnation, status.ranks)
+        known = replace(entry, participant=now, stages=status.stages, asked=True, error=None)
+        restarted = entry.participant is not None and entry.participant != now
+        if restarted or (entry.version is not None and status.version != entry.version):
+            known = replace(known, version=None)
+        if status.state is EngineState.Quarantined:
+            known = replace(known, version=None, quarantined=True)
+        self._entries[status.engine] = known
+
+    def _unreached(self, name: str, error: BaseException) -> None:
+        gone = isinstance(error, EngineGone)
+        self._entries[name] = replace(
+            self._entries[name], asked=False, error=error, version=None if gone else self._entries[name].version
+        )

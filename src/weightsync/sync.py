@@ -1,0 +1,349 @@
+"""``WeightSync``: joins engines, transport, lock, ledger and handlers, and runs one round at a time.
+
+Rounds run on a thread of their own. The synchronous form waits for it, the overlapped form hands out a
+:class:`Pending`, the asynchronous form awaits it; each of them ends in Released before control goes back to
+the caller, also when the caller is interrupted or cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import socket
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+from .books import EngineBooks, Entry
+from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
+from .fsm.driver import Driver
+from .fsm.errors import RoundInProgress, SetupError
+from .fsm.facts import opening
+from .fsm.ledger import LedgerKeeper
+from .fsm.lock import LockKeeper
+from .fsm.policy import Policy
+from .fsm.results import RoundResult
+from .fsm.round import Identity, Round
+from .handlers.clock import SystemClock
+from .handlers.crew import Parts
+from .handlers.loop import RoundLoop
+from .handlers.observers import Observers
+from .handlers.workers import Workers
+from .joining import ledger_for, lock_for, sort_handlers, transport_for, weights_for
+
+__all__ = ["Pending", "WeightSync"]
+
+
+class Pending:
+    """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
+
+    def __init__(self, step: int, version: int | None, raises: bool) -> None:
+        self.step = step
+        self.version = version
+        self._raises = raises
+        self._future: Future[RoundResult] = Future()
+        self._lock = threading.Lock()
+        self._loop: RoundLoop | None = None
+        self._cancelled: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the round is over."""
+        return self._future.done()
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Ask the round to stop. It still ends in Released; ``wait`` gives its result."""
+        with self._lock:
+            self._cancelled = error or asyncio.CancelledError("the round was cancelled")
+            if self._loop is not None:
+                self._loop.cancel(self._cancelled)
+
+    def wait(self) -> RoundResult:
+        """Wait until the round is over.
+
+        Raises:
+            SyncFailed: the round failed and the policy raises on failure.
+            KeyboardInterrupt: raised again, after the round is Released.
+        """
+        try:
+            result = self._future.result()
+        except BaseException as error:
+            if not self._future.done():
+                self._stop_and_wait(error)
+            raise
+        return result.require() if self._raises else result
+
+    def __await__(self) -> Any:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> RoundResult:
+        """The asynchronous ``wait``: a cancellation is passed on when the round is Released."""
+        waiting = asyncio.ensure_future(asyncio.wrap_future(self._future))
+        interrupted: asyncio.CancelledError | None = None
+        while not waiting.done():
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError as error:
+                interrupted = interrupted or error
+                if not waiting.done():
+                    self.cancel(error)
+        if interrupted is not None:
+            waiting.exception()  # looked at, so that asyncio does not complain about it
+            raise interrupted
+        result: RoundResult = waiting.result()
+        return result.require() if self._raises else result
+
+    def _stop_and_wait(self, error: BaseException) -> None:
+        """Cancel, and hold on through further interrupts until the round is over."""
+        self.cancel(error)
+        while not self._future.done():
+            try:
+                self._future.result()
+            except BaseException:  # noqa: BLE001, S112 - the first interrupt is raised by the caller
+                continue
+
+    def _started(self, loop: RoundLoop) -> None:
+        with self._lock:
+            self._loop = loop
+            if self._cancelled is not None:
+                loop.cancel(self._cancelled)
+
+    def _finished(self, result: RoundResult | None, error: BaseException | None) -> None:
+        with self._lock:
+            self._loop = None
+        if error is not None:
+            self._future.set_exception(error)
+        elif result is not None:
+            self._future.set_result(result)
+
+
+class WeightSync:
+    """Hands a trainer's weights to rollout engines, one round at a time.
+
+    Args:
+        engines: links to the engines, e.g. ``RayEngine(actor)`` or ``LocalEngine(receiver)``.
+        transport: ``"memory"``, ``"collective"``, or an object that implements ``Transport``.
+        policy: what the user decides.
+        handlers: executors (``prepare`` and ``clean``) and observers (callables), in their order.
+        lock: a lock keeper, or the name of one shared by every trainer of the Ray cluster. By default a
+            lock of this ``WeightSync`` alone.
+        ledger: a ledger keeper, or the path of a file that keeps the published version over restarts. By
+            default the version is kept in this process only.
+        owner: how this trainer is called in logs and to those who wait for the lock.
+
+    Raises:
+        SetupError: parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        engines: Iterable[EngineLink],
+        transport: str | Transport = "memory",
+        *,
+        policy: Policy | None = None,
+        handlers: Sequence[Executor | Observer] = (),
+        lock: LockKeeper | str | None = None,
+        ledger: LedgerKeeper | str | Path | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._books = EngineBooks(engines)
+        self._transport = transport_for(transport)
+        self._executors, observers = sort_handlers(handlers)
+        self._lock = lock_for(lock, self.policy.lease)
+        self._ledger = ledger_for(ledger)
+        self._clock = SystemClock()
+        self._workers = Workers()
+        self._observers = Observers(observers)
+        self._jobs: queue.SimpleQueue[tuple[Pending, int, Weights] | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        self._waiting = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._check()
+
+    # -- step hooks -------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, model: object) -> RoundResult:
+        """Hand the initial weights over: version 0, or the next one after a restart. Waits for the round."""
+        return self.begin(0, model, snapshot=False).wait()
+
+    def on_step_end(self, step: int, model: object) -> RoundResult | None:
+        """Hand the weights over if the policy says so at ``step``; None if it does not. Waits for the round.
+
+        Args:
+            step: the trainer's step, from 1.
+            model: a module, a mapping or list of named tensors, or a generator of them.
+        """
+        if step % self.policy.every:
+            return None
+        return self.begin(step, model, snapshot=False).wait()
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    def begin(
+        self, step: int, model: object, *, version: int | None = None, snapshot: bool = True
+    ) -> Pending:
+        """Begin a round and go on; ``.wait()`` gives its result.
+
+        Args:
+            step: the trainer's step; only logged.
+            model: a module, a mapping or list of named tensors, or a generator of them.
+            version: the number of these weights; by default the next one that stands for nothing yet. A number
+                that falls, or that stands for other bytes, is refused before the lock is asked for.
+            snapshot: take a private copy of the weights first, so that training may change them meanwhile.
+
+        Raises:
+            RoundInProgress: a round is running and the policy refuses a second one.
+            SetupError: this ``WeightSync`` is closed.
+        """
+        weights = weights_for(model, snapshot=snapshot)
+        pending = Pending(step, version, self.policy.raise_on_failure)
+        with self._turn:
+            if self._closed:
+                raise SetupError("this WeightSync is closed")
+            if self._waiting and self.policy.when_busy == "refuse":
+                raise RoundInProgress(
+                    f"step {step}: a round is in progress, and Policy(when_busy='refuse') does not queue"
+                )
+            self._waiting += 1
+            self._jobs.put((pending, step, weights))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
+                self._thread.start()
+        return pending
+
+    async def round(self, step: int, model: object) -> RoundResult:
+        """Hand the weights over, and await the result; never blocks the event loop.
+
+        Cancelling it stops the round and is raised again once the round is Released.
+        """
+        return await self.begin(step, model, snapshot=False)
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def servable(self) -> dict[str, int]:
+        """The engines a router may use now, with their versions: each was asked whether it still is who it was.
+
+        Takes at most one engine limit. An engine that is busy with a round counts by its last proven version.
+        """
+        self._books.refresh(self.policy.limits().engine, everybody=True)
+        return self._books.servable()
+
+    def engines(self) -> dict[str, Entry]:
+        """What the books say of each engine, without asking anybody."""
+        return dict(self._books.entries())
+
+    def version(self) -> int | None:
+        """The published version; None before the first."""
+        return self._ledger.version()
+
+    # -- ending -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
+        self._transport.close()
+        for link in self._books.links.values():
+            link.close()
+        self._observers.close()
+        self._workers.close()
+
+    def __enter__(self) -> WeightSync:
+        return self
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.close()
+        return False
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Refuse what could not work, before anything moves."""
+        quorum = self.policy.quorum_of(len(self._books.links))
+        name = self._transport.name
+        if quorum < len(self._books.links) and not self._transport.capabilities.survives_loss:
+            raise SetupError(
+                f"transport {name!r} cannot go on without a participant, so a quorum of {quorum} out of "
+                f"{len(self._books.links)} engines would be an empty promise: use "
+                "Policy(on_engine_failure='fail') or a transport that survives a loss"
+            )
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            pending, step, weights = job
+            try:
+                result = self._attempts(pending, step, weights)
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+                self._leave()
+                pending._finished(None, error)
+            else:
+                self._leave()
+                pending._finished(result, None)
+            del job, pending, weights
+
+    def _leave(self) -> None:
+        with self._turn:
+            self._waiting -= 1
+
+    def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:
+        """Run the round; a retry is a new round with a fresh membership and a full resend."""
+        attempt = 1
+        while True:
+            result = self._one(pending, step, attempt, weights)
+            self._books.settle(result)
+            if result.ok or attempt >= self.policy.attempts or pending._cancelled is not None:
+                return result
+            attempt += 1
+
+    def _one(self, pending: Pending, step: int, attempt: int, weights: Weights) -> RoundResult:
+        limits = self.policy.limits()
+        self._books.refresh(limits.engine)
+        roster = self._books.roster()
+        version = self._version_of(pending, weights)
+        facts = opening(
+            round=uuid.uuid4().hex[:12],
+            version=version,
+            roster=roster,
+            quorum=self.policy.quorum_of(len(roster)),
+            inplace=self._books.inplace(),
+            tainted=self._books.tainted(),
+        )
+        identity = Identity(step, attempt, self.owner)
+        opened = Round.open(facts, identity, at=self._clock.now(), wall=self._clock.wall())
+        driver = Driver(opened, limits, [executor.name for executor in self._executors], self._clock)
+        parts = Parts(
+            lock=self._lock, ledger=self._ledger, transport=self._transport, links=roster,
+            executors=self._executors, weights=weights, owner=self.owner, step=step, attempt=attempt,
+            bucket_bytes=self.policy.bucket_bytes, verify=self.policy.verify == "full",
+        )  # fmt: skip
+        loop = RoundLoop(
+            driver, parts, workers=self._workers, observers=self._observers, clock=self._clock
+        )
+        for engine, error in self._books.unreachable().items():
+            loop.lost(engine, error)
+        pending._started(loop)
+        return loop.run()
+
+    def _version_of(self, pending: Pending, weights: Weights) -> int:
+        """The number for these weights: the caller's, if the ledger admits it, or the next free one."""
+        if pending.version is None:
+            newest = self._ledger.current().newest
+            return 0 if newest is None else newest + 1
+        weights.materialize()
+        plan = weights.plan(self.policy.bucket_bytes)
+        digest = weights.digest() if self.policy.verify == "full" else plan.fingerprint
+        self._ledger.admit(pending.version, digest)
+        return pending.version
