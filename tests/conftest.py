@@ -1,0 +1,33 @@
+"""What every test may rely on: one quiet, local environment, and GPU tests only where there is a GPU."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Set before any test imports torch or ray; what the caller has set stays.
+for name, value in {
+    "GLOO_SOCKET_IFNAME": "lo",  # process groups of the tests live on this machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the new default, without Ray's notice about it
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs longer than the 30 seconds it is given
+}.items():
+    os.environ.setdefault(name, value)
+
+# A time limit for each example finds slow machines, not faults; pytest-timeout watches the whole test. In CI
+# the examples are always the same ones, so that a red run is red for everybody.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a CUDA device where there is none; ask torch only if such a test was collected."""
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanting:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
