@@ -1,0 +1,71 @@
+"""What a demo leaves behind, and whether it kept its promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..diagrams.overlay import read_trace
+from ..diagrams.render import write
+from ..fsm.table import ROUND
+from .grpo import Settings
+from .live import History
+from .plot import Curve, Level, reward_svg
+from .task import best_blind_reward
+
+__all__ = ["verdict", "write_pictures"]
+
+RISE = 1.5
+"""How much better the last tenth of the steps has to be than the first."""
+
+
+def write_pictures(out: Path, history: History, settings: Settings) -> list[tuple[str, str]]:
+    """The reward plot and the traced diagrams; returns (what, where) for the table."""
+    plot = out / "reward.svg"
+    blind = float(best_blind_reward(settings.digits))
+    picture = reward_svg(
+        [Curve("reward of the engines' samples", [blind if not history.rewards else history.rewards[0], *history.rewards])],
+        title=f"reward over {len(history.rewards)} steps, seed {settings.seed}",
+        failed=history.failed_steps,
+        level=Level("best answer that ignores its prompt", blind),
+    )
+    plot.write_text(picture, encoding="utf-8")
+    files = [("reward plot", str(plot)), ("state log", str(out / "state.jsonl"))]
+    for what, chosen in (("last round", _last(history)), ("failed round", _failed(history))):
+        if chosen is not None:
+            path = out / f"{what.replace(' ', '-')}.svg"
+            write(path, ROUND, trace=read_trace(ROUND, _records(out / "state.jsonl"), round=chosen))
+            files.append((what, str(path)))
+    return files
+
+
+def verdict(history: History, *, no_sync: bool, say: Callable[[str], None]) -> int:
+    """0 if the run kept its promise; says so either way."""
+    problems = list(history.mismatches)
+    rise = history.last_tenth / history.first_tenth if history.first_tenth > 0 else float("inf")
+    if rise < RISE:
+        why = " (rounds were withheld, so the engines never learned)" if no_sync else ""
+        problems.append(
+            f"the reward rose {rise:.2f} times, from {history.first_tenth:.3f} to {history.last_tenth:.3f}; "
+            f"{RISE} times was promised{why}"
+        )
+    if not no_sync and not history.results[-1][1].ok:
+        problems.append("the last round was not clean")
+    for problem in problems:
+        say(f"  NOT AS PROMISED: {problem}")
+    if not problems:
+        say(f"  learned: the reward rose {rise:.1f} times, and every engine sampled with the trainer's very weights")
+    return 1 if problems else 0
+
+
+def _last(history: History) -> str | None:
+    return history.results[-1][1].round if history.results else None
+
+
+def _failed(history: History) -> str | None:
+    return next((result.round for _, result in history.results if "Failed" in result.path), None)
+
+
+def _records(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
