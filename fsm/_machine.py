@@ -85,4 +85,4 @@ def compiled_transitions(decider: Decider) -> list[tuple[str, str, str | None, s
 
 
 def _guard(transition: Transition) -> str | None:
-    return next((condition.func.__name__ for condition in transition.conditions), None)
+    return next((getattr(condition.func, "__name__", "?") for condition in transition.conditions), None)

@@ -122,7 +122,7 @@ class EngineMachine:
         if facts.committed == session:
             return Answer.committed
         if session.epoch > facts.fenced:
-            raise IllegalEvent(f"{facts.engine} was not asked to abort {session.round} (epoch {session.epoch})")
+            raise IllegalEvent(f"{facts.engine} has not ended {session.round} (epoch {session.epoch})")
         return Answer.reverted
 
     @staticmethod

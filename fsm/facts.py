@@ -124,7 +124,7 @@ def opening(
         raise ValueError("a round needs at least one engine")
     if len({engine.id for engine in asked}) != len(asked):
         raise ValueError(f"engine names must differ: {sorted(engine.id for engine in asked)}")
-    if not 1 <= quorum <= len(everyone):
+    if type(quorum) is not int or not 1 <= quorum <= len(everyone):  # a fraction is for the policy to round
         raise ValueError(f"quorum is {quorum}: a number from 1 to {len(everyone)}, the engines asked for")
     return Facts(
         round=round,

@@ -134,8 +134,7 @@ class LockBook:
         book, notices = self.expire(now)
         if book.find(ticket.id) is None:
             queue = (*book.queue, Waiter(ticket, now + book.lease))
-            book, granted = replace(book, queue=queue)._grant(now)
-            notices += granted
+            book, _ = replace(book, queue=queue)._grant(now)
         book.recognise(ticket)
         return book, book._with_answer(ticket.id, notices, now)
 
@@ -205,7 +204,7 @@ class LockBook:
         times = [waiter.until for waiter in self.queue]
         if self.holder is not None:
             times.append(self.holder.until)
-        elif self.queue and self.not_before > -math.inf and not self.exhausted():
+        elif self.queue and not self.exhausted():
             times.append(self.not_before)
         return min(times, default=None)
 

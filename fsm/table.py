@@ -210,7 +210,8 @@ def _broken(row: Row[State]) -> list[str]:
     gives_up = row.event in (e.CleanupFailed, e.TimedOut) and row.learn is k.given_up
     checks = {
         "downhill": not moved or goal.rank > source.rank,
-        "failed-released": not moved or source is not Released and (source is not Failed or goal is Released),
+        "failed-released": not moved
+        or (source is not Released and (source is not Failed or goal is Released)),
         "evidence": not moved or goal is not Released or row.event in _EVIDENCE or guard in _GONE_ALREADY,
         "last-receipt": not moved
         or goal is not Cleaning

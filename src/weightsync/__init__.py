@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import RayReceiver as RayReceiver
     from .engine import receiver_for as receiver_for
     from .fsm.errors import RoundInProgress as RoundInProgress
     from .fsm.errors import SetupError as SetupError
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.retention import Retention as Retention
+    from .ray_receiver import RayReceiver as RayReceiver
+    from .ray_receiver import ray_engine as ray_engine
     from .sync import Pending as Pending
     from .sync import WeightSync as WeightSync
     from .transports.collective import CollectiveTransport as CollectiveTransport
@@ -56,7 +57,7 @@ _HOME = {
     "Progress": ".handlers.progress",
     "RayEngine": ".handlers.ray_engine",
     "RayLock": ".handlers.ray_lock",
-    "RayReceiver": ".engine",
+    "RayReceiver": ".ray_receiver",
     "Retention": ".handlers.retention",
     "RoundInProgress": ".fsm.errors",
     "RoundResult": ".fsm.results",
@@ -67,6 +68,7 @@ _HOME = {
     "TorchWeights": ".transports.weights",
     "WeightSync": ".sync",
     "WeightSyncError": ".fsm.errors",
+    "ray_engine": ".ray_receiver",
     "receiver_for": ".engine",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from .fsm.contract import Executor, Observer, Transport, Weights
 from .fsm.errors import SetupError
@@ -64,7 +64,7 @@ def weights_for(model: object, *, snapshot: bool) -> Weights:
         return cast("Weights", model)
     from .transports.weights import TorchWeights
 
-    weights = TorchWeights.of(model)
+    weights = TorchWeights.of(cast("Any", model))
     return weights.snapshot() if snapshot else weights
 
 

@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +77,7 @@ class Pending:
             raise
         return result.require() if self._raises else result
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, RoundResult]:
         return self._awaited().__await__()
 
     async def _awaited(self) -> RoundResult:

@@ -1,0 +1,316 @@
+"""One engine rank at work: takes its trainer's words, moves the bytes, and tells the table what happened.
+
+The order is what matters. A bucket is applied after the table took *FrameSeen*; the transfer buffer is let
+go of before *ViewClosed* makes the receipt; the staged weights become the live ones before *CommitOrdered*
+says that the rank holds the new version. Whatever fails in between ends the session through the table,
+which knows whether the old weights are still whole.
+
+Who may do what while something else is going on, is decided in ``rank.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..fsm.contract import Bucketful, Digest, EngineStatus, InletFactory, Sink, Ticket, Unpack
+from ..fsm.engine import Answer, EngineMachine
+from ..fsm.engine_table import AllApplied, CommitBroke, CommitOrdered, FrameSeen, Session, ViewClosed
+from ..fsm.errors import EngineGone, IllegalEvent, PlanError, PlanUnknown, SetupError, StaleSession
+from ..fsm.plan import Plan, make_plan
+from ..fsm.receipt import Expectation, Receipt
+from ..fsm.states import EngineState
+from .gate import Gate
+from .rank import Rank
+from .reception import Reception
+
+__all__ = ["FAULT_POINTS", "Receiver"]
+
+FAULT_POINTS = (
+    "hello", "open", "opened", "receive", "frame", "apply", "applied", "release", "acked", "commit", "copied",
+    "committed", "abort", "aborted", "resume", "resumed",
+)  # fmt: skip
+"""Where ``fault(point, bucket)`` is called, in the order of a good round. A past tense is just before the
+answer, when everything is done: to raise there is to lose the answer. ``bucket`` is -1 if there is none."""
+
+_PLANS = 4  # layouts that a receiver remembers
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What belongs to one session, beside what the table knows. Made when the sink is ready."""
+
+    session: Session
+    plan: Plan
+    expected: Expectation
+    limit: float
+    into: Mapping[str, Any]
+
+
+class Receiver:
+    """One engine rank. Every method may be called from any thread, and beside any other.
+
+    Args:
+        engine: the engine's id, the same that its trainers use.
+        sink: where the buckets go.
+        inlets: the receiving half of each transport, by the transport's name.
+        unpack: copies a bucket's pieces to where they belong.
+        digest: digests content, as the trainer does.
+        rank: which of the engine's ranks this is.
+        incarnation: which life of the engine this is; a new one by default.
+        on_commit: called with the version when the live weights are new, before the rank says so; to drop
+            what was computed with the old ones, for example. When it raises, the engine is quarantined.
+        fault: for tests, see ``FAULT_POINTS``.
+        patience: seconds to wait for a commit that copies, or for a reception to settle, before saying so.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        sink: Sink,
+        *,
+        inlets: Mapping[str, InletFactory],
+        unpack: Unpack,
+        digest: Digest,
+        rank: int = 0,
+        incarnation: str | None = None,
+        on_commit: Callable[[int], None] | None = None,
+        fault: Callable[[str, int], None] | None = None,
+        patience: float = 5.0,
+    ) -> None:
+        self.gate = Gate(f"engine {engine}")
+        self._sink, self._inlets, self._unpack, self._digest = sink, dict(inlets), unpack, digest
+        self._on_commit, self._fault_hook = on_commit, fault
+        self._machine = EngineMachine(engine, rank=rank, stages=sink.stages, incarnation=incarnation)
+        self._rank = Rank(self._machine, self.gate, patience)
+        self._job: _Job | None = None
+        self._plans: dict[str, Plan] = {}
+
+    # -- what it is ----------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> str:
+        """The engine's id."""
+        return self._machine.facts.engine
+
+    @property
+    def version(self) -> int | None:
+        """The version of the weights; None before the first one, and when they are not whole."""
+        return self._machine.facts.version
+
+    @property
+    def state(self) -> EngineState:
+        """Where it is in the table."""
+        return self._machine.state
+
+    @property
+    def refused(self) -> int:
+        """How many words and frames it has refused."""
+        return self._machine.refused
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it says of itself."""
+        facts = self._machine.facts
+        return EngineStatus(
+            facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version
+        )
+
+    def digest(self, plan: Plan | None = None) -> str:
+        """The digest of the weights that it samples with, in the order of ``plan`` or of the last one."""
+        plan = plan or (self._job.plan if self._job else None)
+        plan = plan or make_plan(self._sink.manifest(), bucket_bytes=1 << 62)
+        return self._digest(plan, self._sink.live(plan))
+
+    # -- the trainer's words -------------------------------------------------------------------------------
+
+    def hello(self) -> EngineStatus:
+        """Answers whatever else is going on: a busy engine is not a dead one."""
+        self._fault("hello")
+        return self.status
+
+    def open(
+        self, session: Session, incarnation: str, plan: Plan | str, expected: Expectation, limit: float
+    ) -> None:
+        """Pause, and open a session.
+
+        An open session of an older epoch ends. ``plan`` is whole the first time; from then on its fingerprint
+        is enough. ``limit`` is how long this rank keeps the session when it hears nothing more, in seconds; it
+        bounds the pausing, too.
+
+        Raises:
+            EngineGone: this is another incarnation of the engine.
+            PlanUnknown: send the whole plan.
+            PlanError: what the plan brings is not what the engine holds.
+            EngineSilent: generation, or the reception of an older session, did not end within the limit.
+            StaleSession: a newer session was open already, or this one was aborted meanwhile.
+        """
+        self._fault("open")
+        self.check_incarnation(incarnation)
+        plan = self._whole(plan)
+        _check_expectation(plan, expected)
+        self._sink.check(plan)
+        self._rank.open(session, expected, limit)
+        try:
+            self._job = self._ready(session, plan, expected, limit)
+        except BaseException:
+            self._rank.give_up(session)
+            raise
+        self._fault("opened")
+
+    def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:
+        """Receive and apply every bucket; the receipt is made when the transfer buffer was let go of.
+
+        Blocks its thread. Whatever goes wrong ends the session, and is raised.
+        """
+        self._fault("receive")
+        job, reception = self._begin(session)
+        try:
+            self._receive(job, reception, ticket)
+            self._fault("acked")
+            return (self._machine.receipt(session),)
+        except BaseException as error:
+            reception.shut()
+            if not reception.cancelled:
+                self._rank.give_up(session)
+                raise
+            raise StaleSession(
+                f"engine {self.engine} stopped receiving round {session.round} (epoch {session.epoch}): the "
+                f"session was ended meanwhile"
+            ) from error
+        finally:
+            reception.settle()
+
+    def commit(self, session: Session) -> None:
+        """Make the new version the engine's own; it stays paused. Saying it twice changes nothing.
+
+        Raises:
+            StaleSession: the session is over, and the engine did not commit.
+        """
+        self._fault("commit")
+        with self._rank.silence.word(session), self._rank.turn():
+            if self._machine.state is EngineState.Acked and self._rank.in_session(session):
+                self._take_over(session)
+            self._machine.fire(CommitOrdered(session))
+        self._fault("committed")
+
+    def abort(self, session: Session) -> Answer:
+        """End the session and say what the engine is. From now on the session is refused, even an open.
+
+        Raises:
+            EngineSilent: what the session was doing did not stop in time, so nobody can say what the engine
+            is.
+        """
+        self._fault("abort")
+        answer = self._rank.abort(session)
+        self._fault("aborted")
+        return answer
+
+    def resume(self, session: Session) -> None:
+        """Generate again, with the version that was committed. Saying it twice changes nothing."""
+        self._fault("resume")
+        self._rank.resume(session)
+        self._fault("resumed")
+
+    def check_incarnation(self, incarnation: str) -> None:
+        """Raise EngineGone unless the trainer means this life of the engine."""
+        mine = self._machine.facts.incarnation
+        if incarnation != mine:
+            raise EngineGone(
+                f"engine {self.engine} was restarted: incarnation {incarnation} was meant, {mine} answers; "
+                f"the next round takes it in again"
+            )
+
+    # -- how -----------------------------------------------------------------------------------------------
+
+    def _whole(self, plan: Plan | str) -> Plan:
+        if isinstance(plan, str):
+            known = self._plans.get(plan)
+            if known is None:
+                raise PlanUnknown(f"engine {self.engine} does not know plan {plan[:12]}; send the whole plan")
+            return known
+        self._plans[plan.fingerprint] = plan
+        while len(self._plans) > _PLANS:
+            self._plans.pop(next(iter(self._plans)))
+        return plan
+
+    def _ready(self, session: Session, plan: Plan, expected: Expectation, limit: float) -> _Job:
+        with self._rank.silence.word(session), self._rank.turn():
+            if not self._rank.in_session(session):
+                raise StaleSession(
+                    f"engine {self.engine} does not open round {session.round} (epoch {session.epoch}): it "
+                    f"was ended meanwhile"
+                )
+            return _Job(session, plan, expected, limit, self._sink.open(plan))
+
+    def _begin(self, session: Session) -> tuple[_Job, Reception]:
+        with self._rank.turn():
+            job, running = self._job, self._rank.running
+            if job is None or job.session != session or not self._rank.in_session(session):
+                raise StaleSession(
+                    f"engine {self.engine} cannot receive round {session.round} (epoch {session.epoch}): it "
+                    f"is {self.state.name}, and that session is not open"
+                )
+            if running is not None and running.session == session:
+                raise IllegalEvent(
+                    f"engine {self.engine} receives round {session.round} already, once is enough"
+                )
+            self._rank.running = reception = Reception(session, job.plan)
+            return job, reception
+
+    def _receive(self, job: _Job, reception: Reception, ticket: Ticket) -> None:
+        session = job.session
+        make = self._inlets.get(ticket.transport)
+        if make is None:
+            raise SetupError(
+                f"engine {self.engine} has no receiving half for transport {ticket.transport!r}, only for "
+                f"{', '.join(sorted(self._inlets)) or 'none'}; give it one"
+            )
+        inlet = make(ticket, session, job.plan, job.limit)
+        reception.attach(inlet)
+
+        def apply(frame: Bucketful) -> None:
+            self._rank.silence.heard(session)
+            self._fault("frame", frame.index)
+            self._machine.fire(FrameSeen(session, frame.index))
+            self._fault("apply", frame.index)
+            self._unpack(job.plan, frame, job.into)
+            self._fault("applied", frame.index)
+
+        def applied() -> None:
+            self._machine.fire(AllApplied(session))
+            self._fault("release")
+
+        reception.run(inlet, apply, applied)
+        reception.settle()
+        digest = self._digest(job.plan, job.into) if job.expected.digest else ""
+        self._machine.fire(ViewClosed(session, reception.tensors, reception.bytes, digest))
+        self._rank.silence.heard(session)
+
+    def _take_over(self, session: Session) -> None:
+        """Make the live weights new. Half of that is a mix, whatever the sink."""
+        assert self._job is not None
+        try:
+            self._sink.commit(self._job.plan)
+            self._fault("copied")
+            if self._on_commit is not None:
+                self._on_commit(session.version)
+        except BaseException as error:
+            self._machine.fire(CommitBroke(session, error))
+            self._rank.silence.stop(session)
+            raise
+
+    def _fault(self, point: str, bucket: int = -1) -> None:
+        if self._fault_hook is not None:
+            self._fault_hook(point, bucket)
+
+
+def _check_expectation(plan: Plan, expected: Expectation) -> None:
+    """What the receipt is to say must be what the plan says."""
+    mine = (plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets))
+    asked = (expected.fingerprint, expected.tensors, expected.bytes, expected.buckets)
+    if mine != asked:
+        raise PlanError(
+            f"a receipt for {asked} is expected, but the plan is {mine}; send the plan that is meant"
+        )

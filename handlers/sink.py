@@ -1,0 +1,187 @@
+"""Where the buckets go: a copy beside the live weights, or the live weights themselves.
+
+    StagingSink    the live weights stay as they are, bit for bit, until the commit copies the staged ones
+    InPlaceSink    each bucket goes right into the live weights: no second copy, but a failure leaves a mix
+
+Staging costs the memory of the model once more, on the device of each tensor unless another one is named. It
+is allocated when the first session opens and used again by every later one; ``release`` gives it back.
+
+Both write *into* the tensors that the engine has: their identity, strides and storage stay, and whatever is
+tied stays tied. Names that the engine ties need to be sent once only, under any one of them. What the trainer
+ties and the engine does not is written to every name.
+
+What the engine holds is read anew whenever a session opens, since models get moved and tensors replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..fsm.errors import PlanError
+from ..fsm.plan import Plan
+from ..fsm.tensors import TensorSpec, diff, spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["InPlaceSink", "StagingSink"]
+
+Held = torch.nn.Module | Mapping[str, torch.Tensor]
+"""What an engine samples with: a module (every name of its ``state_dict``) or tensors by name."""
+
+
+class _Live:
+    """The tensors that an engine samples with, by name; the half that both sinks share."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """What the engine holds, under every name."""
+        return tuple(_describe(name, tensor) for name, tensor in self._tensors().items())
+
+    def check(self, plan: Plan) -> None:
+        """Raise PlanError unless the plan brings exactly what the engine holds. Changes nothing."""
+        tensors = self._tensors()
+        covered = _names(plan)
+        # What shares its memory with a name that is sent gets its data with it.
+        sent = {_place(tensors[name]) for name in covered if name in tensors}
+        held = [
+            _describe(name, tensor)
+            for name, tensor in tensors.items()
+            if name in covered or _place(tensor) not in sent
+        ]
+        lines = [str(each) for each in diff(plan.tensors, held, ties=plan.ties)]
+        lines += _unwritable(tensors) + _torn_ties(tensors, covered)
+        if lines:
+            raise PlanError(_summary(lines))
+
+    def live(self, plan: Plan) -> dict[str, Tensor]:
+        """The tensors that the engine samples with, by the names of ``plan.tensors``."""
+        tensors = self._tensors()
+        found: dict[str, Tensor] = {}
+        for name, of in _names(plan).items():
+            if name in tensors:
+                found.setdefault(of, tensors[name])
+        return found
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held = self._held
+        # With the variables themselves: what is written must be what the model computes with.
+        items = held.state_dict(keep_vars=True) if isinstance(held, torch.nn.Module) else held
+        return {name: tensor for name, tensor in items.items() if isinstance(tensor, torch.Tensor)}
+
+    def _copies(self, plan: Plan) -> dict[str, list[Tensor]]:
+        """Every distinct live tensor that gets what is sent under a name."""
+        tensors = self._tensors()
+        found: dict[str, dict[tuple[object, ...], Tensor]] = {}
+        for name, of in _names(plan).items():
+            if name in tensors:
+                found.setdefault(of, {}).setdefault(_place(tensors[name]), tensors[name])
+        return {of: list(places.values()) for of, places in found.items()}
+
+
+class StagingSink(_Live):
+    """Writes beside the live weights. ``device`` is where the staged ones are; theirs by default."""
+
+    stages = True
+
+    def __init__(self, held: Held, *, device: torch.device | str | None = None) -> None:
+        super().__init__(held)
+        self._device = device
+        self._staged: dict[str, Tensor] = {}
+
+    def open(self, plan: Plan) -> Mapping[str, Tensor]:
+        """The staged tensors. Those of the last session are used again where they fit."""
+        before, self._staged = self._staged, {}
+        for name, live in self.live(plan).items():
+            staged = before.pop(name, None)
+            device = live.device if self._device is None else torch.device(self._device)
+            if staged is None or (staged.shape, staged.dtype) != (live.shape, live.dtype):
+                staged = torch.empty(live.shape, dtype=live.dtype, device=device)
+            self._staged[name] = staged
+        return self._staged
+
+    def commit(self, plan: Plan) -> None:
+        """Copy the staged tensors over the live ones."""
+        copies = self._copies(plan)
+        with torch.inference_mode():  # the only mode in which tensors made in it can be written, too
+            for name, staged in self._staged.items():
+                for live in copies[name]:
+                    live.copy_(staged)
+
+    def release(self) -> None:
+        """Give the memory of the staged tensors back. Only while no session is open."""
+        self._staged = {}
+
+
+class InPlaceSink(_Live):
+    """Writes right into the live weights. An abort after the first bucket leaves a mix behind."""
+
+    stages = False
+
+    def open(self, plan: Plan) -> Mapping[str, Tensor]:
+        """The live tensors."""
+        return self.live(plan)
+
+    def commit(self, plan: Plan) -> None:
+        """Bring names that only the trainer ties up to date; everything else is in place already."""
+        with torch.inference_mode():
+            for first, *others in self._copies(plan).values():
+                for other in others:
+                    other.copy_(first)
+
+
+# -- what tensors are -------------------------------------------------------------------------------------
+
+
+def _names(plan: Plan) -> dict[str, str]:
+    """Every name that the plan speaks of, and the name under which its tensor is sent."""
+    return {each.name: each.name for each in plan.tensors} | {tie.name: tie.of for tie in plan.ties}
+
+
+def _describe(name: str, tensor: Tensor) -> TensorSpec:
+    return spec(name, str(tensor.dtype).removeprefix("torch."), tensor.shape)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same elements of the same memory."""
+    if tensor.numel() == 0 or tensor.is_meta:
+        return (id(tensor),)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _unwritable(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Tensors without memory of their own for every element."""
+    lines = []
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            why, what = "has no memory for it (device meta)", "materialise it first"
+        elif any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            why, what = "holds an expanded view, whose elements share memory", "make it contiguous first"
+        else:
+            continue
+        lines.append(f"tensor {name!r}: the engine {why}; {what}")
+    return lines
+
+
+def _torn_ties(tensors: Mapping[str, Tensor], covered: Mapping[str, str]) -> list[str]:
+    """Names that are one tensor in the engine and two in the plan: the one sent last would win."""
+    first_sent: dict[tuple[object, ...], str] = {}
+    lines = []
+    for name, of in covered.items():
+        first = first_sent.setdefault(_place(tensors[name]), of) if name in tensors else of
+        if first != of:
+            lines.append(
+                f"tensor {name!r}: the engine ties it to {first!r}, but both are sent; send one of them only, "
+                f"or tie them in the trainer"
+            )
+    return lines
+
+
+def _summary(lines: list[str]) -> str:
+    shown = "; ".join(lines[:5])
+    return shown if len(lines) <= 5 else f"{shown}; and {len(lines) - 5} more"

@@ -1,0 +1,60 @@
+"""An engine in this process: its weights, joined with the receiving halves of every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .fsm.contract import InletFactory
+from .handlers.receiver import Receiver
+
+if TYPE_CHECKING:
+    from .handlers.sink import Held
+
+__all__ = ["inlets", "receiver_for"]
+
+
+def inlets() -> dict[str, InletFactory]:
+    """The receiving half of each transport, by the transport's name."""
+    from .transports.collective import collective_inlet
+    from .transports.memory import memory_inlet
+
+    return {"collective": collective_inlet, "memory": memory_inlet}
+
+
+def receiver_for(
+    held: Held,
+    engine_id: str,
+    *,
+    stages: bool = True,
+    rank: int = 0,
+    on_commit: Callable[[int], None] | None = None,
+    extra_inlets: Mapping[str, InletFactory] | None = None,
+    fault: Callable[[str, int], None] | None = None,
+) -> Receiver:
+    """A receiver for what an engine samples with.
+
+    Args:
+        held: a module, every name of its ``state_dict``; or a mapping of named tensors.
+        engine_id: the engine's name, the same that its trainers use.
+        stages: keep arriving weights beside the live ones until the commit. A failure then leaves the old
+            ones whole; it costs the memory of the model once more. Without, a failure quarantines the engine.
+        rank: which of the engine's ranks this is.
+        on_commit: called with the version when the weights are new and generation is still paused.
+        extra_inlets: receiving halves of transports of your own, by name.
+        fault: for tests: called with each point of ``handlers.receiver.FAULT_POINTS`` and a bucket's number.
+    """
+    from .handlers.sink import InPlaceSink, StagingSink
+    from .transports.digest import digest
+    from .transports.packing import unpack
+
+    return Receiver(
+        engine_id,
+        StagingSink(held) if stages else InPlaceSink(held),
+        inlets={**inlets(), **(extra_inlets or {})},
+        unpack=unpack,
+        digest=digest,
+        rank=rank,
+        on_commit=on_commit,
+        fault=fault,
+    )
