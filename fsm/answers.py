@@ -6,18 +6,29 @@ The other half of :mod:`.driver`. Here is where an exception becomes an event, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from . import events as e
 from .calls import Act, Call
 from .engine import Answer
-from .errors import EngineError, EngineGone, LedgerError, LockError, PortClosed, TransportError
+from .errors import (
+    EngineError,
+    EngineGone,
+    LedgerError,
+    PortClosed,
+    ReceiptRefused,
+    RoundTimedOut,
+    TransportError,
+)
+from .facts import Facts
 from .policy import Limits
 from .receipt import Expectation, Participant
 from .round import Round
 from .states import Publication, State
+from .tickets import NotHolder, TicketClosed, UnknownTicket
 
-__all__ = ["Answers", "Told"]
+__all__ = ["Answers", "Told", "examined"]
 
 
 class Told(Protocol):
@@ -52,7 +63,10 @@ class Told(Protocol):
 
     def troubled(self, error: BaseException, where: str) -> None: ...
 
+
 _SENDING = (State.Locked, State.Broadcasting, State.Awaiting)
+# What the lock service says of a ticket that does not hold the lock and never will.
+_CLOSED = (NotHolder, TicketClosed, UnknownTicket)
 
 
 class Answers:
@@ -90,9 +104,9 @@ class Answers:
             case Act.broadcast | Act.collect:
                 self._returned(call)
             case Act.publish:
-                driver.fire(e.Published())
+                self._ledger_says(published=True)
             case Act.ask:
-                self._ledger_says(bool(value))
+                self._ledger_says(published=bool(value))
             case _:
                 pass
 
@@ -117,7 +131,8 @@ class Answers:
             what = "every bucket" if call.act is Act.broadcast else "every receipt"
             self._driver.fire(e.TransportFailed(TransportError(f"{call.act.name} returned without {what}")))
 
-    def _ledger_says(self, published: bool) -> None:
+    def _ledger_says(self, *, published: bool) -> None:
+        """The ledger is asked at most twice, by ``publish`` and by ``ask``; the first answer counts."""
         driver = self._driver
         if driver.round.facts.publication is not Publication.unknown:
             return
@@ -152,10 +167,10 @@ class Answers:
         driver = self._driver
         if act is Act.release:
             driver.fire(e.UnlockFailed(error))
-        elif act is Act.acquire and isinstance(error, LockError):
+        elif act is Act.acquire and isinstance(error, _CLOSED):
             driver.fire(e.LockRefused(error))
-        elif act is Act.acquire:
-            # The service could not say whether it granted, so this is no evidence: the ticket is cancelled.
+        elif act is Act.acquire and driver.round.state is State.Idle:
+            # Whatever went wrong, the ticket may be in the queue: no evidence, so Failed cancels it.
             driver.fire(e.TimedOut(State.Idle, error))
 
     def _engine_bad(self, act: Act, engine: Participant, error: BaseException) -> None:
@@ -191,9 +206,13 @@ class Answers:
             driver.fire(e.TransportFailed(error))
         elif driver.round.state in _SENDING and not isinstance(error, PortClosed):
             driver.fire(e.TransportFailed(error))
+        elif driver.round.state is State.Failed and isinstance(error, RoundTimedOut):
+            driver.troubled(error, call.act.name)  # not even the abort could end it: it is still under way
 
     def _ledger_bad(self, act: Act, error: BaseException) -> None:
         driver = self._driver
+        if act is Act.publish and driver.round.facts.publication is not Publication.unknown:
+            return  # it was asked meanwhile, and has answered
         if act is Act.publish and isinstance(error, LedgerError):
             driver.fire(e.PublishFailed(error))
         elif act is Act.publish:
@@ -214,3 +233,23 @@ class Answers:
     def _name(self, call: Call) -> str:
         who = f" of {self._driver.executors[call.index]}" if call.index is not None else ""
         return f"{call.act.name}{who}"
+
+
+def examined(event: e.EngineAcked, facts: Facts) -> e.EngineAcked:
+    """``event``, with the reason why its receipts prove nothing, if they do not."""
+    flaw = _flaw(event, facts)
+    return event if flaw is None else replace(event, error=ReceiptRefused(flaw))
+
+
+def _flaw(event: e.EngineAcked, facts: Facts) -> str | None:
+    engine, ranks = event.engine, sorted(receipt.rank for receipt in event.receipts)
+    if engine not in facts.members or facts.plan is None:
+        return f"engine {engine.id} (incarnation {engine.incarnation}) owes no receipt to round {facts.round}"
+    if ranks != list(range(engine.ranks)):
+        return f"engine {engine.id} has {engine.ranks} ranks, its receipts are of ranks {ranks}"
+    for receipt in event.receipts:
+        if receipt.participant != (engine.id, engine.incarnation):
+            return f"{receipt} came in the name of {engine.id} (incarnation {engine.incarnation})"
+        if (flaw := receipt.mismatch(facts.round, facts.epoch, facts.plan)) is not None:
+            return flaw
+    return None

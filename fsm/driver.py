@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import events as e
-from .answers import Answers
+from .answers import Answers, examined
 from .calls import ENGINE_ACTS, LOCK_ACTS, Act, Call
 from .contract import Clock
 from .errors import EngineSilent, IllegalEvent, LeaseEnded, LockError, RoundTimedOut, WeightSyncError
@@ -64,6 +64,8 @@ _CLEANING = frozenset({Act.collect})
 # Whom Abort asks is settled by its answer, also if an earlier call of it is still on its way.
 _FAILED = frozenset({Act.commit, Act.abort})
 _ALWAYS = LOCK_ACTS | {Act.fence}
+# Somebody's code in our process, with a limit of its own.
+_OURS = frozenset({Act.plan, Act.prepare, Act.clean, Act.transport_clean})
 
 
 class Driver:
@@ -177,6 +179,8 @@ class Driver:
     def fire(self, event: e.Event) -> None:
         """Tell the round a fact and carry out what it orders. An illegal one is counted and logged."""
         before = self.round.state
+        if isinstance(event, e.EngineAcked):
+            event = examined(event, self.round.facts)
         error = getattr(event, "error", None)
         try:
             taken = self.round.fire(event, at=self._now, wall=self._clock.wall())
@@ -193,9 +197,9 @@ class Driver:
             self._carry_out(order)
 
     def _learn(self, event: e.Event, error: BaseException | None) -> None:
-        if isinstance(event, e.EngineAcked):
+        if isinstance(event, e.EngineAcked) and error is None:
             self.tally.proved(event.engine, event.receipts)
-        if isinstance(event, e.EngineLost | e.CommitFailed):
+        if isinstance(event, e.EngineLost | e.CommitFailed | e.EngineAcked):
             self.tally.blamed(event.engine, error)
         if isinstance(event, e.LockGranted):
             self._renew_at = self._now + self.limits.lease / 3
@@ -321,7 +325,9 @@ class Driver:
         """Ask for something. Without ``limit`` only the state's own deadline bounds it."""
         self._numbers += 1
         due = _NEVER if limit is None else self._now + limit
-        call = Call(self._numbers, act, engine, index, self._phase_end() - self._now if limit is None else limit)
+        call = Call(
+            self._numbers, act, engine, index, self._phase_end() - self._now if limit is None else limit
+        )
         self._open[call.number] = _Open(call, self._now, due)
         self._out.append(call)
         if act is Act.open and engine is not None:
@@ -355,8 +361,8 @@ class Driver:
                 continue
             call = item.call
             self._note_call(item, EngineSilent("no answer in time"))
-            if call.act in (Act.prepare, Act.clean, Act.plan) and self.round.state is not State.Failed:
-                # It is somebody's code in our process: the round fails, but its end is waited for there.
+            if call.act in _OURS and self.round.state is not State.Failed:
+                # The round fails, but the end of what runs in our process is waited for there.
                 self._open[number] = _Open(call, item.asked, _NEVER)
             self._answers.bad(call, self._silent(call))
             self._run_script()
@@ -394,9 +400,10 @@ class Driver:
     def _release(self) -> None:
         self._renew_at = _NEVER
         if self.round.facts.lock is Lock.asked:
-            # A ticket nobody polls lives for one lease, and if it was granted meanwhile, the grant for one
-            # more: after that the lock is proven not held, whatever the service answers.
-            self._lease_end = self._now + 2 * self.limits.lease
+            # The last question may stand for a third of a lease, a ticket nobody asks about lives for one
+            # lease, and if it was granted meanwhile, the grant for one more: after that the lock is proven
+            # not held, whatever the service answers.
+            self._lease_end = self._now + 7 / 3 * self.limits.lease
         self.call(Act.release, limit=self.limits.release)
 
     def _retry_release(self) -> None:

@@ -128,7 +128,7 @@ class EngineMachine:
     @staticmethod
     def _refusal(before: _Snapshot, event: EngineEvent, error: IllegalEvent) -> Exception:
         facts, session = before.facts, event.session
-        if session == facts.session and session.epoch > facts.fenced:
+        if facts.live(session):
             return error
         now = f"epoch {facts.session.epoch}" if facts.session else f"none, fenced to {facts.fenced}"
         return StaleSession(

@@ -69,6 +69,10 @@ class EngineFacts:
         """Whether ending the session now leaves a mix behind."""
         return self.tainted or (self.touched and not self.stages)
 
+    def live(self, session: Session) -> bool:
+        """Whether ``session`` is open and may still go on: no abort of a later one was seen meanwhile."""
+        return session == self.session and session.epoch > self.fenced
+
 
 # -- events -----------------------------------------------------------------------------------------------
 
@@ -160,8 +164,8 @@ def ours(facts: EngineFacts, event: Any, state: EngineState) -> bool:
 
 
 def live(facts: EngineFacts, event: Any, state: EngineState) -> bool:
-    """It belongs to the open session, and no abort of a later one was seen meanwhile."""
-    return ours(facts, event, state) and event.session.epoch > facts.fenced
+    """It belongs to the open session, which no abort of a later one has overtaken."""
+    return facts.live(event.session)
 
 
 def newer(facts: EngineFacts, event: Opened, state: EngineState) -> bool:

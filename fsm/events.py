@@ -69,10 +69,11 @@ class AllSent:
 
 @dataclass(frozen=True, slots=True)
 class EngineAcked:
-    """Every rank of an engine answered with its receipt."""
+    """Every rank of an engine answered with its receipt; ``error`` says why that proves nothing, if so."""
 
     engine: Participant
     receipts: tuple[Receipt, ...]
+    error: BaseException | None = _error()
 
 
 @dataclass(frozen=True, slots=True)

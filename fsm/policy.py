@@ -40,7 +40,8 @@ class Policy:
     Args:
         every: hand weights over at every n-th step; 1 is every step.
         deadline: seconds within which a round is over. Three quarters belong to the good path, one quarter to
-            Failed. Only a lock service that does not answer can add to it, by at most one lease.
+            Failed. Only a lock service that does not answer can add to it: by at most one lease once it has
+            granted, by at most two and a third if it never said whether it did.
         idle: seconds without progress after which a state is given up; a quarter of the deadline by default.
         engine_limit: seconds one engine may take to answer a control call; a sixth of the deadline by default.
         on_engine_failure: ``"fail"``: every engine must take part. ``"quarantine"``: the round goes on with

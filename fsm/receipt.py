@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 from .errors import ReceiptRefused
 
@@ -56,7 +56,9 @@ _SEAL: Final = _Seal()
 class Receipt:
     """The proof of one receiving rank. Immutable; equality is by value."""
 
-    __slots__ = ("bytes", "digest", "engine", "epoch", "fingerprint", "incarnation", "rank", "round", "tensors")
+    __slots__ = (
+        "bytes", "digest", "engine", "epoch", "fingerprint", "incarnation", "rank", "round", "tensors",
+    )  # fmt: skip
 
     round: str
     epoch: int
@@ -68,9 +70,14 @@ class Receipt:
     bytes: int
     digest: str
 
-    def __init__(self, seal: object = None, /, **values: Any) -> None:
+    def __new__(cls, seal: object = None, /, **values: Any) -> Self:
+        """Refuse whoever has no seal."""
         if seal is not _SEAL:
             raise TypeError("a receipt is made only by a receiving rank that reached Acked")
+        return super().__new__(cls)
+
+    # The type checker reads this signature: without the seal, which nobody else has, no call is well typed.
+    def __init__(self, seal: _Seal, /, **values: Any) -> None:
         for name in self.__slots__:
             object.__setattr__(self, name, values[name])
 

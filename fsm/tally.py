@@ -89,9 +89,9 @@ class Tally:
 
     def _first(self, facts: Facts) -> tuple[Participant | None, BaseException | None]:
         """Whom and what a failure is blamed on: the way into Failed, else the first engine that was lost."""
-        if facts.cause is not None:
+        if facts.cause is not None and facts.cause.error is not None:
             return facts.cause.engine, facts.cause.error
-        if facts.outcome is Outcome.failed:
+        if facts.cause is not None or facts.outcome is Outcome.failed:
             return next(iter(self._errors.items()), (None, None))
         return None, None
 
@@ -133,4 +133,5 @@ def _bucket(facts: Facts) -> int | None:
     told = getattr(facts.cause.error, "bucket", None)
     if isinstance(told, int):
         return told
-    return facts.sent if facts.cause.state is State.Broadcasting else None
+    under_way = facts.cause.state is State.Broadcasting and facts.sent < facts.buckets
+    return facts.sent if under_way else None

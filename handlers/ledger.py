@@ -7,8 +7,8 @@ needs no turn, since it sees the old file or the new one.
 
 A process that is killed in the middle leaves the old file or the new. If the disk is full or the folder is
 closed, the call raises ``LedgerUnavailable`` and the old file stays: a refusal like any other. One case is
-none: the file was replaced, and then its folder could not be forced to the disk. ``LedgerUnsure`` is therefore
-not a ``LedgerError``: the ledger has the change, and ``ask`` says so.
+none: the file was replaced, and then its folder could not be forced to the disk. ``LedgerUnsure`` is
+therefore not a ``LedgerError``: the ledger has the change, and ``ask`` says so.
 """
 
 from __future__ import annotations

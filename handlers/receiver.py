@@ -136,8 +136,8 @@ class Receiver:
         """Pause, and open a session.
 
         An open session of an older epoch ends. ``plan`` is whole the first time; from then on its fingerprint
-        is enough. ``limit`` is how long this rank keeps the session when it hears nothing more, in seconds; it
-        bounds the pausing, too.
+        is enough. ``limit`` is how long this rank keeps the session when it hears nothing more, in seconds;
+        it bounds the pausing, too.
 
         Raises:
             EngineGone: this is another incarnation of the engine.
@@ -190,7 +190,7 @@ class Receiver:
         """
         self._fault("commit")
         with self._rank.silence.word(session), self._rank.turn():
-            if self._machine.state is EngineState.Acked and self._rank.in_session(session):
+            if self._machine.state is EngineState.Acked and self._machine.facts.live(session):
                 self._take_over(session)
             self._machine.fire(CommitOrdered(session))
         self._fault("committed")
@@ -308,9 +308,7 @@ class Receiver:
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:
     """What the receipt is to say must be what the plan says."""
-    mine = (plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets))
-    asked = (expected.fingerprint, expected.tensors, expected.bytes, expected.buckets)
+    mine = (plan.fingerprint[:12], len(plan.tensors), plan.nbytes, len(plan.buckets))
+    asked = (expected.fingerprint[:12], expected.tensors, expected.bytes, expected.buckets)
     if mine != asked:
-        raise PlanError(
-            f"a receipt for {asked} is expected, but the plan is {mine}; send the plan that is meant"
-        )
+        raise PlanError(f"a receipt for {asked} is expected, but the plan is {mine}; send the right plan")

@@ -51,6 +51,7 @@ class Reception:
             except BaseException as error:
                 # The traceback would keep views of the transfer buffer, which is closed now.
                 traceback.clear_frames(error.__traceback__)
+                del frames
                 raise
             applied()
 

@@ -176,8 +176,8 @@ def _torn_ties(tensors: Mapping[str, Tensor], covered: Mapping[str, str]) -> lis
         first = first_sent.setdefault(_place(tensors[name]), of) if name in tensors else of
         if first != of:
             lines.append(
-                f"tensor {name!r}: the engine ties it to {first!r}, but both are sent; send one of them only, "
-                f"or tie them in the trainer"
+                f"tensor {name!r}: the engine ties it to {first!r}, but both are sent; send one of them, or "
+                f"tie them in the trainer"
             )
     return lines
 

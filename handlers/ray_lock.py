@@ -1,0 +1,284 @@
+"""The lock kept by a Ray actor, for trainers in several processes or on several hosts.
+
+``LockActor`` is the keeper: a ``LockBook`` on an event loop. Its methods never wait for anything but each
+other, the disk and time, and only one of them runs at a moment, so the book needs no further lock. Waiters
+are woken by what happens, and by the next lease in the book that runs out; nothing polls.
+
+``RayLock`` is how a trainer's thread talks to it. All trainers that use one name share one keeper, which is
+made by whoever comes first and outlives its trainer; other names are other locks. A wait is cut into
+questions of a third of a lease, so that a trainer that dies while it waits is soon taken for dead.
+
+A keeper that dies is started again by Ray, on any host. Until then, calls end in ``LockError``; afterwards
+the former holder's lease is left to run out before anybody is granted the lock, under an epoch above every
+earlier one. For the epoch the keeper needs a memory: a file that is written before each grant and can be
+read wherever the keeper may be started, or else the clock: then epochs begin at the milliseconds since
+2026, far above what grants could have used up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ..fsm.lock import (
+    DEFAULT_LEASE,
+    Closed,
+    Granted,
+    LockBook,
+    LockError,
+    LockStatus,
+    Notice,
+    Renewed,
+    Ticket,
+    TicketClosed,
+    Waiting,
+    answer_to,
+)
+from .lock import EpochFile
+
+__all__ = ["LockActor", "RayLock"]
+
+_NAMESPACE = "weightsync"
+_YEAR_2026 = 1_767_225_600.0
+_Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
+
+
+class LockActor:
+    """The keeper. Made by ``RayLock``; everything runs on one event loop."""
+
+    def __init__(self, lease: float, path: str | None) -> None:
+        self._epochs = None if path is None else EpochFile(path)
+        self._claimed = path is None
+        # A file is read by whoever first wants the lock, who is then told if it cannot be. Until then the
+        # book is at its ceiling, and grants nothing.
+        epoch = max(0, int((time.time() - _YEAR_2026) * 1000)) if path is None else 0
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        not_before = time.monotonic() + lease if restarted else -math.inf
+        book = LockBook.restore(epoch, lease=lease, not_before=not_before)
+        self._book = book if path is None else replace(book, ceiling=epoch)
+        self._disk = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    async def lease(self) -> float:
+        """Seconds for which a grant is good without a renewal."""
+        return self._book.lease
+
+    async def request(self, ticket: Ticket) -> None:
+        """Join the queue."""
+        self._move(lambda book, now: book.request(ticket, now))
+
+    async def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Answer when the lock is this ticket's, or after ``limit`` seconds."""
+        asked = time.monotonic()
+        while True:
+            # Read before the book reads it: what is counted twice would end the holder's lease too late.
+            waited = time.monotonic() - asked
+            answer = self._ask(ticket, lambda book, now: book.poll(ticket.id, now))
+            if isinstance(answer, Granted):
+                return replace(answer, waited=waited)
+            if isinstance(answer, Closed):
+                raise TicketClosed(f"{ticket} is {answer.how.value} and will not be granted; request anew")
+            if self._book.exhausted():
+                await self._reserve()
+            elif waited < limit:
+                await self._something(limit - waited)
+            else:
+                assert isinstance(answer, Waiting)
+                return answer
+
+    async def renew(self, ticket: Ticket, epoch: int) -> Notice:
+        """Count the lease anew."""
+        return self._ask(ticket, lambda book, now: book.renew(ticket.id, epoch, now))
+
+    async def release(self, ticket: Ticket, epoch: int) -> Notice:
+        """Give the lock back."""
+        return self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
+
+    async def cancel(self, ticket: Ticket) -> Notice:
+        """Give up a request."""
+        return answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
+
+    async def status(self) -> LockStatus:
+        """Who holds the lock and who waits."""
+        self._move(LockBook.expire)
+        return self._book.status(time.monotonic())
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _ask(self, ticket: Ticket, move: _Move) -> Notice:
+        # What time brings stays, even if the move itself is refused.
+        self._move(LockBook.expire)
+        self._book.recognise(ticket)
+        return answer_to(ticket.id, self._move(move))
+
+    def _move(self, move: _Move) -> tuple[Notice, ...]:
+        self._book, notices = move(self._book, time.monotonic())
+        if any(isinstance(notice, Granted | Closed) for notice in notices):
+            self._news.set()
+            self._news = asyncio.Event()
+        return notices
+
+    async def _something(self, limit: float) -> None:
+        """Wait until something happens, or the next lease in the book is over."""
+        expiry = self._book.next_expiry()
+        pause = limit if expiry is None else min(limit, max(0.0, expiry - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), pause)
+
+    async def _reserve(self) -> None:
+        """Have the next epoch in the file. The loop goes on meanwhile, with renewals and releases."""
+        async with self._disk:
+            if self._epochs is None or not self._book.exhausted():
+                return
+            if not self._claimed:
+                epoch = await asyncio.to_thread(self._epochs.claim)
+                self._book = replace(self._book, epoch=epoch, ceiling=epoch)
+                self._claimed = True
+            epoch = self._book.epoch + 1
+            await asyncio.to_thread(self._epochs.reserve, epoch)
+            self._book = replace(self._book, ceiling=epoch)
+
+
+class RayLock:
+    """A ``LockKeeper`` shared by every trainer of the Ray cluster that names it. Every method may block.
+
+    Args:
+        name: which lock; other names are other locks.
+        lease: seconds for which a grant is good without a renewal; the same for all who use the lock.
+        path: a file that keeps the epoch over restarts of the keeper, on storage that every node sees.
+        patience: seconds to wait for the keeper beyond what was asked for. It takes some to start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lease: float = DEFAULT_LEASE,
+        path: str | Path | None = None,
+        *,
+        patience: float = 30.0,
+    ) -> None:
+        self.name, self._lease, self._patience = name, lease, patience
+        self._actor = f"lock-{name}"
+        self._path = None if path is None else str(Path(path).absolute())
+        self._first = threading.Lock()
+        self._keeper: Any = None
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a grant is good without a renewal."""
+        return self._lease
+
+    def request(self, owner: str, round: str, *, ticket_id: str | None = None) -> Ticket:
+        """Join the queue."""
+        ticket = Ticket(ticket_id or secrets.token_hex(8), owner, round)
+        self._ask("request", ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Block until the lock is this ticket's, for ``limit`` seconds at most."""
+        began = time.monotonic()
+        while True:
+            # The keeper answers for a dead trainer, too, but no longer than it was last asked to.
+            before = time.monotonic() - began
+            stand = max(0.0, min(limit - before, self._lease / 3))
+            answer = self._ask("wait", ticket, stand, limit=stand)
+            if isinstance(answer, Granted):
+                return replace(answer, waited=before + answer.waited)
+            assert isinstance(answer, Waiting)
+            if before + stand >= limit:
+                return answer
+
+    def renew(self, ticket: Ticket, epoch: int) -> Renewed:
+        """Count the lease anew."""
+        answer = self._ask("renew", ticket, epoch)
+        assert isinstance(answer, Renewed)
+        return answer
+
+    def release(self, ticket: Ticket, epoch: int | None) -> Closed:
+        """Give the lock back. The answer is evidence that this ticket does not hold it."""
+        if epoch is None:
+            return self.cancel(ticket)
+        answer = self._ask("release", ticket, epoch)
+        assert isinstance(answer, Closed)
+        return answer
+
+    def cancel(self, ticket: Ticket) -> Closed:
+        """Give up a request: a waiting ticket leaves the queue, a grant that crossed is handed back."""
+        answer = self._ask("cancel", ticket)
+        assert isinstance(answer, Closed)
+        return answer
+
+    def status(self) -> LockStatus:
+        """Who holds the lock and who waits."""
+        answer = self._ask("status")
+        assert isinstance(answer, LockStatus)
+        return answer
+
+    def retire(self) -> None:
+        """End the keeper, for everybody who uses this lock; it lasts as long as the cluster otherwise."""
+        with self._first:
+            self._keeper = None
+        with contextlib.suppress(ValueError):  # there is none
+            ray.kill(ray.get_actor(self._actor, namespace=_NAMESPACE))
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _ask(self, word: str, *args: Any, limit: float = 0.0) -> Any:
+        keeper = self._known()
+        try:
+            return ray.get(getattr(keeper, word).remote(*args), timeout=limit + self._patience)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, LockError):
+                raise error.cause from error
+            raise self._trouble(word, error) from error
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.RayActorError):
+                self._keeper = None  # if Ray does not start it again, the next call does
+            raise self._trouble(word, error) from error
+
+    def _trouble(self, word: str, error: Exception) -> LockError:
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            what = f"did not answer {word!r} in time"
+        elif isinstance(error, ray.exceptions.RayActorError):
+            what = f"died before it answered {word!r}; it is started again, and whoever waited asks anew"
+        else:
+            what = f"failed at {word!r}: {str(error).strip().splitlines()[-1]}"
+        return LockError(f"the keeper of lock {self.name!r} {what}")
+
+    def _known(self) -> Any:
+        with self._first:
+            if self._keeper is None:
+                keeper = self._found()
+                self._check(keeper)
+                self._keeper = keeper
+            return self._keeper
+
+    def _found(self) -> Any:
+        if not ray.is_initialized():
+            raise LockError(f"lock {self.name!r} is kept by a Ray actor, and Ray is not running: ray.init()")
+        actor: Any = ray.remote(LockActor)
+        return actor.options(
+            name=self._actor, namespace=_NAMESPACE, get_if_exists=True, lifetime="detached", max_restarts=-1,
+            num_cpus=0,
+        ).remote(self._lease, self._path)  # fmt: skip
+
+    def _check(self, keeper: Any) -> None:
+        try:
+            lease = ray.get(keeper.lease.remote(), timeout=self._patience)
+        except ray.exceptions.RayError as error:
+            raise self._trouble("lease", error) from error
+        if lease != self._lease:
+            raise LockError(
+                f"lock {self.name!r} has a lease of {lease:g} s, but is used here with {self._lease:g} s: "
+                f"use the same one, or another name"
+            )

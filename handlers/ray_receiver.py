@@ -1,0 +1,127 @@
+"""The half of a Ray engine that is in the actor: words reach the receiver while the actor is busy.
+
+Ray runs the methods of a *concurrency group* beside all others, so every word of a trainer goes to one
+method, ``weightsync_word``, in a group of its own. What Ray does with a group depends on the actor, and so
+does that method:
+
+* An actor without coroutines runs a group on its own threads: a word may block one of them, the next word
+  gets another. Four are enough: an open that waits, a reception that is stuck, the abort that ends it, and a
+  hello.
+* An actor with at least one coroutine method runs a group on one event loop, where a word that blocks would
+  block all others. There the method is a coroutine, and leaves the blocking to a thread.
+
+A group has to be named where the actor class is made: ``@ray_engine(num_cpus=1)`` does so. A class that is
+made without it is refused with that advice, when an actor of it is created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import ray
+from ray.actor import ActorClass
+
+from ..fsm.errors import EngineError, SetupError
+from .gate import Gate
+from .receiver import Receiver
+from .threads import spawn
+
+__all__ = ["CONCURRENCY", "GROUP", "ActorReceiver", "ray_engine"]
+
+GROUP = "weightsync"
+"""The concurrency group of the words."""
+
+CONCURRENCY = 4
+"""How many words an actor can listen to at once."""
+
+_WORDS = frozenset({"hello", "open", "receive", "commit", "abort", "resume"})
+
+
+class ActorReceiver:
+    """Mixed into an actor class, it lets trainers talk to the actor's receiver while the actor is busy."""
+
+    weightsync_receiver: Receiver | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if issubclass(cls, ActorClass):  # the class that Ray derives, whose instances make actors
+            _explain_a_missing_group(cls)
+        elif _has_coroutines(cls):
+            cls.weightsync_word = _word_for_loops  # type: ignore[method-assign]
+
+    @property
+    def weightsync_gate(self) -> Gate:
+        """Generate inside ``with self.weightsync_gate.admit()``, or ``async with ...admitted()``."""
+        return self._weightsync_known().gate
+
+    @ray.method(concurrency_group=GROUP)
+    def weightsync_word(self, word: str, incarnation: str | None, *args: Any) -> Any:
+        """Carry out one word of a trainer. For ``RayEngine``."""
+        return self._weightsync_say(word, incarnation, args)
+
+    def _weightsync_say(self, word: str, incarnation: str | None, args: tuple[Any, ...]) -> Any:
+        receiver = self._weightsync_known()
+        if word not in _WORDS:
+            raise EngineError(f"engine {receiver.engine} knows no word {word!r}; update its weightsync")
+        if incarnation is not None:
+            receiver.check_incarnation(incarnation)
+        return getattr(receiver, word)(*args)
+
+    def _weightsync_known(self) -> Receiver:
+        if self.weightsync_receiver is None:
+            name = type(self).__name__
+            raise SetupError(f"{name} has no receiver: call self.weightsync_serve(model) in its __init__")
+        return self.weightsync_receiver
+
+
+@ray.method(concurrency_group=GROUP)
+async def _word_for_loops(self: ActorReceiver, word: str, incarnation: str | None, *args: Any) -> Any:
+    """Carry out one word of a trainer. For ``RayEngine``."""
+    return await asyncio.wrap_future(
+        spawn(f"weightsync-{word}", self._weightsync_say, word, incarnation, args)
+    )
+
+
+def _has_coroutines(cls: type) -> bool:
+    """Whether Ray will run actors of this class on event loops, for a reason other than ours."""
+
+    def found(member: Any) -> bool:
+        return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+
+    return any(not name.startswith("weightsync_") for name, _ in inspect.getmembers(cls, found))
+
+
+def _explain_a_missing_group(cls: type) -> None:
+    """Ray asserts, without a word, that the group of a method was declared. Say it before."""
+    create = cls._remote  # type: ignore[attr-defined]
+
+    def _remote(self: Any, *args: Any, **options: Any) -> Any:
+        if GROUP not in (self.__ray_metadata__.concurrency_groups or {}):
+            raise SetupError(
+                f"{cls.__name__} receives weights, but was made an actor without the concurrency group "
+                f"{GROUP!r}: use @weightsync.ray_engine(...) in place of @ray.remote(...), or add "
+                f"concurrency_groups={{{GROUP!r}: {CONCURRENCY}}} to it"
+            )
+        return create(self, *args, **options)
+
+    cls._remote = _remote  # type: ignore[attr-defined]
+
+
+def ray_engine(*classes: type, **options: Any) -> Any:
+    """``ray.remote`` for a class that receives weights: with the concurrency group of its words.
+
+    Use it as ``@ray_engine`` or as ``@ray_engine(num_cpus=1, max_restarts=2)``, with the options of Ray.
+    """
+    groups = {GROUP: CONCURRENCY, **options.pop("concurrency_groups", {})}
+
+    def decorate(cls: type) -> Any:
+        if not issubclass(cls, ActorReceiver):
+            raise SetupError(
+                f"{cls.__name__} does not receive weights: let it inherit weightsync.RayReceiver"
+            )
+        make: Any = ray.remote
+        return make(concurrency_groups=groups, **options)(cls)
+
+    return decorate(*classes) if classes else decorate
