@@ -1,6 +1,8 @@
 """What every test may rely on: one quiet, local environment, and GPU tests only where there is a GPU."""
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -31,3 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One local cluster for all tests that need Ray: starting it takes longer than most of them.
+
+    Actors of the tests ask for no CPU, so that none of them waits for another test's actor to be gone.
+    """
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()

@@ -18,6 +18,7 @@ def test_an_empty_ledger_has_published_nothing() -> None:
     """None is not 0: version 0 is a real one, and a first version may be any."""
     ledger = Ledger()
     assert (ledger.version, ledger.digest, ledger.newest, dict(ledger.bound)) == (None, None, None, {})
+    assert (ledger.epoch, ledger.fence) == (0, 0)
     ledger.admit(0, "zero")
     ledger.admit(41, "forty-one")
     assert ledger.publish(0, "zero", 1).version == 0
@@ -241,6 +242,8 @@ GOOD = json.loads(PUBLISHED.bind(5, "five", 8).to_json())
         (json.dumps({**GOOD, "version": "3"}), "version '3'"),
         (json.dumps({**GOOD, "version": 3.0}), "version 3.0"),
         (json.dumps({**GOOD, "version": None}), "but no version"),
+        (json.dumps({**GOOD, "version": None, "digest": None}), "but no version"),
+        (json.dumps({**GOOD, "version": 0, "bound": {}}), "other versions are bound"),
         (json.dumps({**GOOD, "digest": None}), "digest None"),
         (json.dumps({**GOOD, "digest": ""}), "digest ''"),
         (json.dumps({**GOOD, "epoch": -1}), "epoch -1"),

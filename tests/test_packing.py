@@ -1,0 +1,181 @@
+"""Bytes of tensors go into buckets and come out of them, whatever the strides on either side."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightsync.fsm.contract import Bucketful
+from weightsync.fsm.errors import PlanError, TransportError
+from weightsync.fsm.layout import Bucket, Piece, Plan
+from weightsync.fsm.plan import DTYPE_SIZES, make_plan, spec
+from weightsync.transports.octets import flat, read, write
+from weightsync.transports.packing import pack, unpack
+
+DTYPES = [name for name in DTYPE_SIZES if hasattr(torch, name)]
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
+    "sliced": lambda t: torch.stack([t, t, t], dim=-1)[..., 1],
+    "reversed": lambda t: t.permute(*reversed(range(t.dim()))).contiguous().permute(*reversed(range(t.dim()))),
+    "offset": lambda t: torch.cat([t[:1], t])[1:],
+}
+
+
+def numbers(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
+    """A tensor of random bits, the odd ones included: NaNs with a payload, bools of value 7."""
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 256, (max(1, int(np.prod(shape))) * kind.itemsize,), generator=generator)
+    return bits.to(torch.uint8).view(kind)[: int(np.prod(shape))].view(shape)
+
+
+def laid_out(layout: str, dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Random bits with the strides of a layout, made with integers: torch cannot rearrange every dtype."""
+    kind = getattr(torch, dtype)
+    integer = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}.get(kind.itemsize, dtype)
+    return LAYOUTS[layout](numbers(integer, *shape, seed=seed)).view(kind)
+
+
+def octets(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor in logical order, worked out another way than the library does."""
+    words = tensor.detach().unsqueeze(-1).view(torch.uint8)
+    return bytes(words.contiguous().view(-1).tolist())
+
+
+def moved(plan: Plan, source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> None:
+    """Every bucket packed and unpacked, by way of a buffer with rubbish in it."""
+    for bucket in plan.buckets:
+        buffer = np.full(bucket.nbytes, 0xAB, dtype=np.uint8)
+        pack(plan, bucket, source, buffer)
+        unpack(plan, Bucketful(bucket.index, torch.from_numpy(buffer)), target)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("there", LAYOUTS)
+@pytest.mark.parametrize("here", LAYOUTS)
+def test_values_land_by_logical_order(dtype: str, here: str, there: str) -> None:
+    """Any dtype, any strides on either side: every bit arrives, and the destination keeps its strides."""
+    source, target = laid_out(here, dtype, 3, 4, 5), laid_out(there, dtype, 3, 4, 5, seed=1)
+    before = (target.data_ptr(), target.stride())
+    plan = make_plan([spec("w", dtype, (3, 4, 5))], bucket_bytes=1 << 10)
+    moved(plan, {"w": source}, {"w": target})
+    assert octets(target) == octets(source)
+    assert (target.data_ptr(), target.stride()) == before
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 16, 50])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_a_tensor_larger_than_a_bucket_is_split_and_put_together(dtype: str, limit: int) -> None:
+    """Also where a bucket ends in the middle of an element, of a row, and of a strided tensor."""
+    source, target = laid_out("transposed", dtype, 5, 2, 3), laid_out("sliced", dtype, 5, 2, 3, seed=1)
+    plan = make_plan([spec("w", dtype, (5, 2, 3))], bucket_bytes=limit)
+    assert len(plan.buckets) > 1
+    moved(plan, {"w": source}, {"w": target})
+    assert octets(target) == octets(source)
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+    cut=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+)
+def test_any_range_of_bytes_can_be_read_and_written(
+    shape: list[int], order: st.randoms, cut: tuple[int, int]
+) -> None:
+    """A range is the same bytes in a strided tensor as in a contiguous one, and nothing beside it changes."""
+    axes = list(range(len(shape)))
+    order.shuffle(axes)
+    back = [axes.index(axis) for axis in range(len(axes))]
+    strided = numbers("int32", *shape).permute(axes).contiguous().permute(back)
+    total = strided.numel() * 4
+    low, high = sorted((cut[0] % (total + 1), cut[1] % (total + 1)))
+    whole = octets(strided)
+    piece = np.zeros(high - low, dtype=np.uint8)
+    read(strided, low, high, piece)
+    assert piece.tobytes() == whole[low:high]
+    write(strided, low, high, np.full(high - low, 0x5A, dtype=np.uint8))
+    assert octets(strided) == whole[:low] + b"\x5a" * (high - low) + whole[high:]
+
+
+def test_expanded_views_can_be_sent_but_not_received() -> None:
+    """One row repeated is sent as all of its rows; as a destination its rows would be one memory."""
+    source = torch.arange(3.0).expand(4, 3)
+    plan = make_plan([spec("w", "float32", (4, 3))], bucket_bytes=64)
+    target = torch.zeros(4, 3)
+    moved(plan, {"w": source}, {"w": target})
+    assert torch.equal(target, source)
+    with pytest.raises(PlanError, match="'w' is an expanded view"):
+        moved(plan, {"w": target}, {"w": torch.zeros(3).expand(4, 3)})
+
+
+def test_a_scalar_and_an_empty_tensor_travel() -> None:
+    """A scalar is its one element, and a tensor without elements is there, though it has no bytes."""
+    source = {"s": torch.tensor(2.5), "e": torch.zeros(0, 3)}
+    plan = make_plan([spec("s", "float32", ()), spec("e", "float32", (0, 3))], bucket_bytes=64)
+    target = {"s": torch.tensor(0.0), "e": torch.zeros(0, 3)}
+    moved(plan, source, target)
+    assert target["s"].item() == 2.5
+
+
+def test_parameters_are_written_in_place() -> None:
+    """A parameter that wants gradients is no obstacle, and stays the same object."""
+    target = torch.nn.Parameter(torch.zeros(2, 2))
+    plan = make_plan([spec("w", "float32", (2, 2))], bucket_bytes=64)
+    moved(plan, {"w": torch.nn.Parameter(torch.ones(2, 2))}, {"w": target})
+    assert target.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert target.requires_grad
+
+
+def test_what_arrives_may_be_any_buffer() -> None:
+    """Bytes, memory views and tensors are all unpacked, read-only ones and strided destinations included."""
+    plan = make_plan([spec("w", "int16", (2, 3))], bucket_bytes=64)
+    data = np.arange(6, dtype=np.int16).tobytes()
+    for received in (data, bytearray(data), memoryview(data), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+        target = torch.zeros(3, 2, dtype=torch.int16).t()
+        unpack(plan, Bucketful(0, received), {"w": target})
+        assert target.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_buffer_of_another_size_is_refused() -> None:
+    """Nothing is unpacked from a bucket that is not as large as planned, or that is not in the plan."""
+    plan = make_plan([spec("w", "int16", (2, 3))], bucket_bytes=64)
+    target = torch.zeros(2, 3, dtype=torch.int16)
+    with pytest.raises(TransportError, match="bucket 0 arrived with 11 bytes, not 12"):
+        unpack(plan, Bucketful(0, bytes(11)), {"w": target})
+    with pytest.raises(TransportError, match="bucket 1 arrived, but the plan has only 1"):
+        unpack(plan, Bucketful(1, bytes(12)), {"w": target})
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.float64), torch.zeros(6), None]
+)
+def test_a_tensor_that_is_not_what_the_plan_says_is_refused(other: torch.Tensor | None) -> None:
+    """On either side, by name, even if it has the right number of bytes."""
+    plan = make_plan([spec("w", "float32", (2, 3))], bucket_bytes=64)
+    tensors = {} if other is None else {"w": other}
+    with pytest.raises(PlanError, match="'w'"):
+        pack(plan, plan.buckets[0], tensors, np.zeros(24, dtype=np.uint8))
+    with pytest.raises(PlanError, match="'w'"):
+        unpack(plan, Bucketful(0, bytes(24)), tensors)
+
+
+def test_padding_is_not_written_to_anything() -> None:
+    """Bytes between pieces belong to nobody."""
+    specs = (spec("a", "uint8", (3,)), spec("b", "uint8", (2,)))
+    plan = Plan.sealed(specs, (), (Bucket(0, 10, (Piece(0, 0, 3, 0), Piece(1, 0, 2, 8))),))
+    target = {"a": torch.zeros(3, dtype=torch.uint8), "b": torch.zeros(2, dtype=torch.uint8)}
+    unpack(plan, Bucketful(0, bytes(range(1, 11))), target)
+    assert (target["a"].tolist(), target["b"].tolist()) == ([1, 2, 3], [9, 10])
+
+
+def test_a_contiguous_tensor_is_its_own_bytes() -> None:
+    """No copy is made of what lies in order in memory already; anything else has no such view."""
+    tensor = torch.zeros(4, 4)
+    view = flat(tensor)
+    assert view is not None
+    view[:4] = np.frombuffer(np.float32(7.0).tobytes(), dtype=np.uint8)
+    assert tensor[0, 0] == 7.0
+    assert flat(tensor.t()) is None

@@ -1,0 +1,176 @@
+"""One round of the collective transport, on the trainer's side: its ranks, its group, and every wait.
+
+All waits are the same one: until something is ready, or an engine is lost, or the round moves on, or the
+phase is about to end, which then is the loss of those who are late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from ..fsm.contract import Port
+from ..fsm.engine_table import Session
+from ..fsm.errors import EngineSilent, PortClosed, TransportError
+from ..fsm.receipt import Participant
+from .bell import Bell
+from .buffers import Pair
+from .gloo import Group, Operation
+from .hub import Hub
+from .receptions import Receptions
+
+__all__ = ["CollectiveRound"]
+
+_GRACE = 1.0
+"""Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
+
+_LAST_RESORT = 60.0
+"""Seconds: gloo's own limit is at least this. Everything else is meant to end a wait earlier."""
+
+
+class CollectiveRound:
+    """What lives as long as one round. ``end`` may be called beside everything else."""
+
+    def __init__(self, buffers: Pair) -> None:
+        self.bell = Bell()
+        self.receptions = Receptions(self.bell)
+        self.buffers = buffers
+        self.engines: dict[int, Participant] = {}
+        self._lock = threading.Lock()
+        self._hub: Hub | None = None
+        self._group: Group | None = None
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was cleaned or aborted."""
+        return self._ended
+
+    @property
+    def hub(self) -> Hub:
+        """The connections to the ranks."""
+        if self._hub is None:
+            raise PortClosed("the round ended before anybody could join")
+        return self._hub
+
+    @property
+    def group(self) -> Group:
+        """The group of the ranks."""
+        if self._group is None:
+            raise PortClosed("the round ended before there was a group")
+        return self._group
+
+    def listen(self, address: str, fingerprint: str) -> None:
+        """Let the ranks join."""
+        with self._lock:
+            if not self._ended:
+                self._hub = Hub(address, len(self.engines) + 1, fingerprint, self.bell.ring)
+
+    def _form(self, session: Session, limit: float) -> None:
+        """Make the group, in which all ranks take part at the same time."""
+        with self._lock:
+            if not self._ended:
+                hub = self.hub
+                hub.tell("form")
+                self._group = Group(
+                    hub.table, hub.publish, name=f"{session.round}/{session.epoch}", rank=0,
+                    size=len(self.engines) + 1, host=hub.host, limit=max(limit, _LAST_RESORT),
+                    ring=self.bell.ring,
+                )  # fmt: skip
+
+    def end(self, why: str) -> None:
+        """Wake everybody, tell the ranks, close everything. Idempotent."""
+        with self._lock:
+            self._ended = True
+        self.bell.ring()
+        if self._hub is not None:
+            self._hub.close(why)
+        if self._group is not None:
+            self._group.close()
+
+    def make_group(self, port: Port) -> None:
+        """Wait for the ranks, and connect them with each other."""
+        hub = self.hub
+        self._wait(port, "waiting for every rank to join", lambda: not hub.absent(), hub.absent)
+        self._form(port.session, port.limit)
+        # A rank that is ready for the first bucket has made its side of the group.
+        self._wait(
+            port, "making the group", lambda: self.group.formed and not hub.late(0), lambda: hub.late(0)
+        )  # fmt: skip
+
+    def begin(self, bucket: int, buffer: torch.Tensor, port: Port) -> Operation | None:
+        """Start the broadcast of a bucket when every rank is ready for it; None for one without bytes."""
+        if not buffer.numel():
+            return None
+        hub = self.hub
+        doing = f"waiting for every rank to be ready for bucket {bucket}"
+        self._wait(port, doing, lambda: not hub.late(bucket), lambda: hub.late(bucket))
+        hub.tell("go", bucket=bucket)
+        return self.group.broadcast(buffer)
+
+    def finish(self, bucket: int, operation: Operation | None, port: Port) -> None:
+        """Wait for the end of a broadcast."""
+        if operation is not None:
+            doing = f"broadcasting bucket {bucket}"
+            self._wait(port, doing, lambda: operation.done)
+            if operation.error is not None:
+                self._explain(port, doing, operation.error)
+        port.bucket_sent(bucket)
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    def _wait(
+        self, port: Port, doing: str, ready: Callable[[], bool], late: Callable[[], list[int]] = list
+    ) -> None:
+        """Wait until it is ``ready``. At the end of the phase, the engines of the ranks ``late`` are lost.
+
+        Raises:
+            PortClosed: the round moved on.
+            TransportError: an engine was lost; its loss has been fired.
+        """
+        # A little before the end, so that the error says who is late, and not only that it is late.
+        end = time.monotonic() + port.limit - min(0.5, port.limit / 10)
+        while not (self._ended or port.closed):
+            noted = self.bell.rings
+            pause = self.look(port)
+            self._refuse_losses(doing)
+            if not pause and ready():
+                port.progress()
+                return
+            left = end - time.monotonic()
+            if left <= 0:
+                for engine in {self.engines[rank]: None for rank in late()}:
+                    self.receptions.lose(engine, EngineSilent(f"engine {engine} is late: {doing}"), port)
+                self._refuse_losses(doing)
+                raise TransportError(f"{doing}: out of time")
+            self.bell.rung(noted, min(left, pause) if pause else left)
+        raise PortClosed(f"{doing}: the round moved on")
+
+    def _explain(self, port: Port, doing: str, error: BaseException) -> NoReturn:
+        """Raise what became of the group: the loss of an engine, if there soon is one, or ``error``."""
+        end = time.monotonic() + _GRACE
+        self._wait(port, doing, lambda: self.bell.rung(self.bell.rings, 0.05) or time.monotonic() > end)
+        raise TransportError(f"{doing}: {error}") from error
+
+    def look(self, port: Port) -> float:
+        """Fire new losses. Hands back for how long ranks that left may still say why, in seconds."""
+        self.receptions.look(port)
+        pause = 0.0
+        for rank, leave in list(self._hub.left.items()) if self._hub is not None else ():
+            engine = self.engines[rank]
+            left = leave.since + _GRACE - time.monotonic()
+            if engine in self.receptions.lost:
+                continue
+            if left > 0:
+                pause = max(pause, left)
+            else:
+                self.receptions.lose(engine, leave.error, port)
+        return pause
+
+    def _refuse_losses(self, doing: str) -> None:
+        for engine, error in self.receptions.lost.items():
+            raise TransportError(f"{doing}: engine {engine} was lost: {error}") from error

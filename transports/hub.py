@@ -1,0 +1,238 @@
+"""The trainer's end of what is said beside a collective: who is there, who is ready, who left.
+
+A collective knows its ranks by number, blocks until each of them takes part, and says of one that does not
+only that something timed out. So every rank keeps a connection to the trainer as well. Over it the ranks
+find each other, say that they are ready for a bucket, and are told to go ahead; a rank that fails says why,
+and one that is killed is noticed at once, because its connection closes.
+
+    hub                    rank                     about
+    challenge(nonce)
+                           join(rank, nonce, ...)   a proof that it knows the secret, and its plan
+    welcome(proof)                                  and so does the hub
+    form                                            all are there: make the group
+    set(key, value)        set(key, value)          entries of the table, passed on to every other rank
+                           ready(bucket)            let go of the bucket before, and waits for this one
+    go(bucket)                                      everybody is ready: it is sent now
+                           done                     holds every bucket, and closes its connection
+    stop(why)              left(why)                an abort, by either end
+
+One thread serves all connections; it ends with ``close``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from ..fsm.errors import PlanError, SetupError, TransportError, WeightSyncError
+from .table import Table
+from .wire import Message, Wire, proof
+from .wire import field as fetch
+
+__all__ = ["Hub", "Leave"]
+
+_SEND_LIMIT = 5.0
+"""Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A rank that went before it was done: why, and when that was noticed."""
+
+    error: WeightSyncError
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    wire: Wire
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    rank: int | None = None
+    ready: int = -1
+    done: bool = False
+
+
+@final
+class Hub:
+    """Serves the ranks of one round.
+
+    Args:
+        address: the address to listen at; the port is chosen by the system.
+        size: how many ranks there are, the trainer's rank 0 included.
+        fingerprint: of the plan that every rank must have.
+        ring: called whenever something changed.
+    """
+
+    def __init__(self, address: str, size: int, fingerprint: str, ring: Callable[[], None]) -> None:
+        self.secret = secrets.token_urlsafe(24)
+        self.table = Table()
+        self.left: dict[int, Leave] = {}
+        self._size, self._fingerprint, self._ring = size, fingerprint, ring
+        self._listener = _listen(address, size)
+        self._members: dict[int, _Peer] = {}
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="weightsync-hub", daemon=True)
+        self._thread.start()
+
+    @property
+    def host(self) -> str:
+        """The address it listens at."""
+        return str(self._listener.getsockname()[0])
+
+    @property
+    def port(self) -> int:
+        """And the port."""
+        return int(self._listener.getsockname()[1])
+
+    def absent(self) -> list[int]:
+        """The ranks that have not joined."""
+        return [rank for rank in range(1, self._size) if rank not in self._members]
+
+    def late(self, bucket: int) -> list[int]:
+        """The ranks that are not ready for ``bucket``."""
+        return [rank for rank, peer in sorted(self._members.items()) if peer.ready < bucket]
+
+    def tell(self, kind: str, **values: str | int) -> None:
+        """Tell every rank that is there."""
+        self._pass_on(kind, None, **values)
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Write an entry of the trainer's rank."""
+        self.table.put(key, value)
+        self.tell("set", key=key, value=value.hex())
+
+    def close(self, why: str) -> None:
+        """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
+        self.table.stop(why)
+        self.tell("stop", why=why)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._woken:
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._hear(key.data)
+        finally:
+            self._shut()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it went away again
+        if len(self._selector.get_map()) > 2 * self._size + 16:
+            connection.close()  # these are not all ours
+            return
+        peer = _Peer(Wire(connection))
+        peer.wire.patience(_SEND_LIMIT)
+        self._selector.register(peer.wire, selectors.EVENT_READ, peer)
+        try:
+            peer.wire.send("challenge", nonce=peer.nonce)
+        except OSError:
+            self._drop(peer)
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            messages = peer.wire.receive()
+            for message in messages or ():
+                self._heard(peer, message)
+        except PlanError as error:
+            self._part(peer, error)
+        except (OSError, ValueError, WeightSyncError) as error:
+            self._part(peer, TransportError(f"its connection failed: {error}"))
+        else:
+            if messages is None:
+                self._part(peer, TransportError("it closed its connection, or was killed"))
+
+    def _heard(self, peer: _Peer, message: Message) -> None:
+        kind = message["kind"]
+        if peer.rank is None:
+            self._join(peer, message)
+        elif kind == "set":
+            key, value = fetch(message, "key", str), fetch(message, "value", str)
+            self.table.put(key, bytes.fromhex(value))
+            self._pass_on("set", peer, key=key, value=value)
+        elif kind == "ready":
+            peer.ready = fetch(message, "bucket", int)
+        elif kind == "done":
+            peer.done = True
+        elif kind == "left":
+            self._part(peer, TransportError(fetch(message, "why", str)))
+        self._ring()
+
+    def _join(self, peer: _Peer, message: Message) -> None:
+        rank, nonce = fetch(message, "rank", int), fetch(message, "nonce", str)
+        if not secrets.compare_digest(
+            fetch(message, "proof", str), proof(self.secret, "join", rank, peer.nonce)
+        ):
+            raise TransportError("somebody without the round's secret tried to join")
+        if not 0 < rank < self._size or rank in self._members:
+            raise TransportError(f"rank {rank} is not one that is missing")
+        peer.rank = rank
+        if fetch(message, "fingerprint", str) != self._fingerprint:
+            raise PlanError("it was opened with another plan than is being sent")
+        peer.wire.send("welcome", proof=proof(self.secret, "welcome", nonce))
+        self._members[rank] = peer
+
+    # -- both --------------------------------------------------------------------------------------------
+
+    def _pass_on(self, kind: str, sender: _Peer | None, **values: str | int) -> None:
+        for peer in list(self._members.values()):
+            if peer is not sender and peer.rank not in self.left:
+                try:
+                    peer.wire.send(kind, **values)
+                except OSError:
+                    peer.wire.shut()  # the thread reads the end of it
+
+    # -- ends --------------------------------------------------------------------------------------------
+
+    def _part(self, peer: _Peer, error: WeightSyncError) -> None:
+        if peer.rank is not None and not peer.done:
+            self.left.setdefault(peer.rank, Leave(error, time.monotonic()))
+            self.table.stop(f"rank {peer.rank} left: {error}")
+        self._drop(peer)
+        self._ring()
+
+    def _drop(self, peer: _Peer) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer.wire)
+        peer.wire.close()
+
+    def _shut(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Peer):
+                key.data.wire.close()
+        self._selector.close()
+        for end in (self._listener, self._waker, self._woken):
+            end.close()
+
+
+def _listen(address: str, size: int) -> socket.socket:
+    """A listening socket at one interface, never at all of them."""
+    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((address, 0), family=family, backlog=size + 16)
+    host = listener.getsockname()[0].partition("%")[0]
+    if ipaddress.ip_address(host).is_unspecified:
+        listener.close()
+        raise SetupError(f"{address} stands for every interface: give the address that engines can reach")
+    return listener

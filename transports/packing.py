@@ -1,0 +1,79 @@
+"""From tensors into a bucket, and from a bucket into tensors.
+
+Both go by the pieces of the plan alone: which bytes of which tensor lie where in the bucket. A piece may be a
+part of a tensor, and the tensors on either side may have any strides, independently of each other; what is
+kept is the logical order of the elements. Padding between pieces is neither written nor read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..fsm.contract import Bucketful
+from ..fsm.errors import PlanError, TransportError
+from ..fsm.plan import Bucket, Plan
+from ..fsm.tensors import TensorSpec
+from .octets import Octets, read, write
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, torch.Tensor], buffer: Octets) -> None:
+    """Copy every piece of ``bucket`` from ``tensors`` into ``buffer``, which may be larger than needed.
+
+    Raises:
+        PlanError: a tensor is missing, or is no longer what the plan says.
+    """
+    for piece in bucket.pieces:
+        tensor = _fitting(plan.tensors[piece.tensor], tensors)
+        read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
+
+
+def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
+    """Write every piece of ``bucket`` into the tensors ``into``, by the names of ``plan.tensors``.
+
+    The tensors may have any strides that give each element memory of its own. Nothing of ``bucket.data``, a
+    tensor or anything else that is a buffer of bytes, is kept.
+
+    Raises:
+        PlanError: a tensor is missing, is not what the plan says, or is an expanded view.
+        TransportError: the buffer is not as large as the plan says.
+    """
+    if not 0 <= bucket.index < len(plan.buckets):
+        raise TransportError(f"bucket {bucket.index} arrived, but the plan has only {len(plan.buckets)}")
+    planned, octets = plan.buckets[bucket.index], _octets(bucket.data)
+    if octets.size != planned.nbytes:
+        raise TransportError(f"bucket {bucket.index} arrived with {octets.size} bytes, not {planned.nbytes}")
+    for piece in planned.pieces:
+        spec = plan.tensors[piece.tensor]
+        tensor = _fitting(spec, into)
+        _check_writable(spec.name, tensor)
+        write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
+
+
+def _octets(data: Any) -> Octets:
+    """The received bytes, without a copy."""
+    if isinstance(data, torch.Tensor):
+        octets: Octets = data.view(torch.uint8).numpy()
+        return octets
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _fitting(spec: TensorSpec, tensors: Mapping[str, Any]) -> torch.Tensor:
+    """The tensor that ``spec`` describes, checked: it may have changed since the plan was made."""
+    tensor = tensors.get(spec.name)
+    if not isinstance(tensor, torch.Tensor):
+        raise PlanError(f"tensor {spec.name!r} ({spec}) is in the plan, but there is none of that name")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
+        raise PlanError(f"tensor {spec.name!r} is {dtype} {tuple(tensor.shape)}, but the plan says {spec}")
+    return tensor
+
+
+def _check_writable(name: str, tensor: torch.Tensor) -> None:
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise PlanError(f"tensor {name!r} is an expanded view, whose elements share memory: nothing fits in")

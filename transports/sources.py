@@ -1,0 +1,98 @@
+"""Where a trainer's tensors come from: a module, a mapping, pairs, or a function that gives one of these.
+
+``pairs`` turns a source into (name, tensor) pairs in the source's own order, which is the order they are sent
+in. A set of names is refused: its order differs between processes, and so would the tensors' places.
+
+What has no bytes to send is refused by name: sparse, quantised, nested and meta tensors, parameters that are
+not initialised, and shards of a tensor that is spread over several ranks. Everything else goes as it is, a
+scalar, an empty or an expanded tensor too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+
+from ..fsm.errors import PlanError
+
+__all__ = ["deferred", "pairs"]
+
+
+def deferred(source: Any) -> bool:
+    """Whether reading ``source`` runs code of its owner, which may raise and may take its time."""
+    if isinstance(source, (torch.nn.Module, Mapping, list, tuple, ItemsView)):
+        return False
+    _refuse_unordered(source)
+    return True
+
+
+def pairs(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of ``source`` with their names, detached; several names may stand for one tensor.
+
+    Raises:
+        PlanError: the source has no order, holds something that cannot be sent, or names one name twice.
+    """
+    if callable(source) and not isinstance(source, torch.nn.Module):
+        source = source()
+    _refuse_unordered(source)
+    seen: set[str] = set()
+    for number, item in enumerate(_items(source)):
+        name, tensor = _named(number, item)
+        if name in seen:
+            raise PlanError(f"two tensors are named {name!r}; each name may come once")
+        seen.add(name)
+        yield name, _sendable(name, tensor)
+
+
+def _items(source: Any) -> Iterable[Any]:
+    if isinstance(source, torch.nn.Module):
+        source = source.state_dict()
+    return source.items() if isinstance(source, Mapping) else source
+
+
+def _refuse_unordered(source: Any) -> None:
+    kind = type(source).__name__
+    if isinstance(source, AbstractSet) and not isinstance(source, ItemsView):
+        raise PlanError(
+            f"a {kind} has no order that two processes share: give (name, tensor) pairs in a list"
+        )
+    if isinstance(source, (str, bytes, torch.Tensor)) or not (
+        callable(source) or hasattr(source, "__iter__")
+    ):
+        raise PlanError(f"tensors come from a module, a mapping or (name, tensor) pairs, not from a {kind}")
+
+
+def _named(number: int, item: Any) -> tuple[str, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
+        raise PlanError(f"item {number} is a {type(item).__name__}, not a (name, tensor) pair")
+    return item[0], item[1]
+
+
+def _sendable(name: str, tensor: Any) -> torch.Tensor:
+    """``tensor`` as one that has bytes in memory."""
+    if not isinstance(tensor, torch.Tensor):
+        raise PlanError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out of what is sent")
+    why = _unsendable(tensor)
+    if why is not None:
+        raise PlanError(f"tensor {name!r} {why}")
+    # A conjugate or negated view is a note on somebody else's bytes; its own have to be worked out.
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _unsendable(tensor: torch.Tensor) -> str | None:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "is not initialised yet: run the model once before"
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"is a {type(tensor).__name__}, which wraps others: send what full_tensor() or the like gives"
+    if tensor.is_nested:
+        return "is nested, it has no shape: send its values and offsets"
+    if tensor.is_quantized:
+        return f"is quantised ({tensor.dtype}), its scale is not in its bytes: send int_repr() and the scales"
+    if tensor.layout != torch.strided:
+        return f"is sparse ({tensor.layout}): send to_dense(), or its indices and values"
+    if tensor.is_meta:
+        return "has no values (device meta): materialise it first"
+    return None
