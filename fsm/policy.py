@@ -53,7 +53,7 @@ class Policy:
         raise_on_failure: call ``RoundResult.require()`` for the caller.
         bucket_bytes: the largest transfer unit, in bytes.
         verify: ``"full"``: a digest of every tensor, computed on both sides. ``"off"``: counts and the plan's
-            fingerprint only.
+            fingerprint only; the version's number is then tied to the layout, not to the content.
         lease: seconds the lock outlives its holder.
 
     Raises:

@@ -17,13 +17,13 @@ from ..fsm.calls import ENGINE_ACTS, Act, Call
 from ..fsm.contract import Clock, EngineLink, Executor, RoundView, Transport, Undo, Weights
 from ..fsm.driver import Driver
 from ..fsm.engine_table import Session
-from ..fsm.errors import LockError, WeightSyncError
+from ..fsm.errors import RoundCancelled, WeightSyncError
 from ..fsm.ledger import LedgerKeeper
 from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant
 from ..fsm.states import State
-from ..fsm.tickets import Granted, NotHolder, StaleEpoch, Ticket, TicketClosed, UnknownTicket
+from ..fsm.tickets import Granted, NotHolder, StaleEpoch, Ticket, TicketClosed, UnknownTicket, Waiting
 from .ports import RoundPort
 from .workers import Workers
 
@@ -69,19 +69,24 @@ class Crew:
     workers: Workers
     answer: Answer
     post: Callable[[Any, State], None]
+    waits: Callable[[Waiting], None]
     plan: Plan | None = None
     expected: Expectation | None = None
     ports: list[RoundPort] = field(default_factory=list)
     _undos: dict[int, Undo] = field(default_factory=dict)
-    _ticket: Ticket | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def carry_out(self, call: Call) -> None:
-        """Start ``call``; its answer comes by ``answer``, from another thread."""
-        if call.act in ENGINE_ACTS:
-            self._watch(call, self._engine(call))
+        """Start ``call``; its answer comes by ``answer``. Raises nothing: what cannot be started has failed."""
+        try:
+            if call.act in ENGINE_ACTS:
+                future = self._ask(call)
+            else:
+                future = self.workers.submit(self._jobs()[call.act], call)
+        except Exception as error:  # noqa: BLE001 - a link or a pool that raises answers like one that fails
+            self.answer(call.number, None, error)
         else:
-            self._watch(call, self.workers.submit(self._jobs()[call.act], call))
+            self._watch(call, future)
 
     def _jobs(self) -> dict[Act, Callable[[Call], object]]:
         return {
@@ -104,8 +109,11 @@ class Crew:
 
     def _watch(self, call: Call, future: Future[Any]) -> None:
         def done(finished: Future[Any]) -> None:
-            error = finished.exception()
-            self.answer(call.number, None if error else finished.result(), error)
+            try:
+                value, error = finished.result(), None
+            except BaseException as raised:  # noqa: BLE001 - also that somebody cancelled the future
+                value, error = None, raised
+            self.answer(call.number, value, error)
 
         future.add_done_callback(done)
 
@@ -117,34 +125,39 @@ class Crew:
 
     # -- the lock ---------------------------------------------------------------------------------------------
 
+    @property
+    def _ticket(self) -> Ticket:
+        """Known before it is asked for, so that a release can overtake the request."""
+        facts = self.driver.round.facts
+        return Ticket(f"{facts.round}-{self.parts.attempt}", self.parts.owner, facts.round)
+
     def _acquire(self, call: Call) -> tuple[int, float]:
-        lock, facts = self.parts.lock, self.driver.round.facts
-        self._ticket = Ticket(f"{facts.round}-{self.parts.attempt}", self.parts.owner, facts.round)
-        lock.request(self.parts.owner, facts.round, ticket_id=self._ticket.id)
+        lock, ticket = self.parts.lock, self._ticket
+        lock.request(ticket.owner, ticket.round, ticket_id=ticket.id)
+        limit = 0.0  # the first answer comes at once, and says who holds the lock
         while not self._stop.is_set():
             asked = self.clock.now()
-            answer = lock.wait(self._ticket, lock.lease / 3)
+            answer = lock.wait(ticket, limit)
             if isinstance(answer, Granted):
                 return answer.epoch, answer.end(asked)
-        raise LockError("the ticket was cancelled")
+            self.waits(answer)
+            limit = lock.lease / 3
+        # Nobody waits any more. Whether the ticket is closed only the answer to the release can tell.
+        raise RoundCancelled(f"{ticket} is not waited for any more")
 
     def _renew(self, call: Call) -> float:
         asked = self.clock.now()
-        return self.parts.lock.renew(self._held(), self.driver.round.facts.epoch).end(asked)
+        return self.parts.lock.renew(self._ticket, self.driver.round.facts.epoch).end(asked)
 
     def _release(self, call: Call) -> None:
         self._stop.set()
-        if self._ticket is None:
-            return
+        lock, ticket = self.parts.lock, self._ticket
         try:
-            self.parts.lock.release(self._ticket, self.driver.round.facts.epoch or None)
-        except (NotHolder, StaleEpoch, UnknownTicket, TicketClosed):
+            lock.release(ticket, self.driver.round.facts.epoch or None)
+        except (UnknownTicket, TicketClosed):
             return  # each of these proves that this ticket does not hold the lock
-
-    def _held(self) -> Ticket:
-        if self._ticket is None:
-            raise LockError("no ticket was asked for")
-        return self._ticket
+        except (NotHolder, StaleEpoch):
+            lock.cancel(ticket)  # it may be in the queue, or hold another epoch: this ends either
 
     # -- the trainer ------------------------------------------------------------------------------------------
 
@@ -178,14 +191,6 @@ class Crew:
         return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights)
 
     # -- engines ----------------------------------------------------------------------------------------------
-
-    def _engine(self, call: Call) -> Future[Any]:
-        try:
-            return self._ask(call)
-        except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
 
     def _ask(self, call: Call) -> Future[Any]:
         engine = call.engine

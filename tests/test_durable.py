@@ -96,6 +96,23 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "file.lock"]
 
 
+def test_content_is_forced_out_before_the_rename_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power failure could leave a file that is neither old nor new, or both or none."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    seen = []
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        seen.append(("folder" if stat.S_ISDIR(found.st_mode) else found.st_size, path.read_text()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    durable.replace(path, b"12345")
+    assert seen == [(5, "old"), ("folder", "12345")]
+
+
 @pytest.mark.parametrize(("number", "raised"), [(22, False), (5, True)])
 def test_only_a_file_system_without_folder_sync_is_forgiven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, raised: bool

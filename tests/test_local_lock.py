@@ -37,11 +37,13 @@ class Clock:
     def __init__(self, tick: float = 0.0) -> None:
         self.time = 100.0
         self.tick = tick
+        self.looks = 0
         self.read_elsewhere = threading.Event()
 
     def __call__(self) -> float:
         """The time, which then goes on by one tick."""
         time_now = self.time
+        self.looks += 1
         self.time += self.tick
         if threading.current_thread() is not threading.main_thread():
             self.read_elsewhere.set()
@@ -248,8 +250,33 @@ def test_a_refused_question_still_lets_time_pass() -> None:
     clock.time += 1.0
     with pytest.raises(NotHolder):
         lock.renew(first, granted.epoch)
-    assert lock.status().holder is not None
-    assert isinstance(lock.wait(second, 0.0), Granted)
+    assert lock._book.holder is not None
+    assert lock._book.holder.ticket == second
+
+
+def test_status_tells_what_is_true_now() -> None:
+    """A lease that has run out is not shown as held, though nobody has asked since."""
+    clock = Clock()
+    lock = LocalLock(lease=2.0, now=clock)
+    acquire(lock, "a")
+    clock.time += 2.0
+    assert lock.status().holder is None
+
+
+def test_a_waiter_sleeps_to_the_next_expiry() -> None:
+    """Neither past it, nor so long that it would itself be taken for dead; and it does not spin."""
+    clock = Clock()
+    lock = LocalLock(lease=60.0, now=clock)
+    assert lock._pause() == 20.0
+    acquire(lock, "a")
+    assert lock._pause() == 20.0
+    clock.time += 59.5
+    assert lock._pause() == 0.5
+    second = lock.request("b", "2")
+    with threads() as pool:
+        before = clock.looks
+        assert isinstance(result(pool.submit(lock.wait, second, 0.2)), Waiting)
+    assert clock.looks - before < 20
 
 
 def test_many_threads_take_turns_in_the_order_of_their_requests() -> None:

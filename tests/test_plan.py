@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from weightsync.fsm.plan import (
     BUCKET_LIMIT,
     DTYPE_SIZES,
+    USUAL_BUCKET,
     Bucket,
     Piece,
     Plan,
@@ -133,6 +134,8 @@ def test_a_bucket_below_the_alignment_still_works() -> None:
     """There is no room for padding to 64 bytes in 16, so elements are aligned to themselves."""
     plan = make_plan([floats("a", 1), spec("b", "int8", (1,)), floats("c", 2)], bucket_bytes=16)
     assert layout(plan) == [["a[0:4]@0", "b[0:1]@4", "c[0:8]@8"]]
+    bytes_alone = [spec(name, "int8", (1,)) for name in "abc"]
+    assert layout(make_plan(bytes_alone, bucket_bytes=3)) == [["a[0:1]@0", "b[0:1]@1", "c[0:1]@2"]]
 
 
 def test_ties_are_carried_but_not_sent_twice() -> None:
@@ -194,11 +197,29 @@ def test_a_group_that_does_not_fit_is_refused_with_advice_that_works() -> None:
     make_plan(specs, bucket_bytes=policy.bucket_bytes, groups=groups)
 
 
+@pytest.mark.parametrize(("limit", "last", "enough"), [(4, 4, 12), (4, 100, 228), (64, 8, 136)])
+def test_the_advice_is_not_more_than_needed(limit: int, last: int, enough: int) -> None:
+    """Below the alignment elements may touch; from it on the padding between them counts."""
+    specs = [floats("a", 1), floats("b", 1), spec("c", "int8", (last,))]
+    with pytest.raises(PlanError) as caught:
+        make_plan(specs, bucket_bytes=limit, groups=[["a", "b", "c"]])
+    assert advised(caught.value).bucket_bytes == enough
+    assert make_plan(specs, bucket_bytes=enough, groups=[["a", "b", "c"]]).largest == enough
+    with pytest.raises(PlanError):
+        make_plan(specs, bucket_bytes=enough - 1, groups=[["a", "b", "c"]])
+
+
 def test_a_long_group_is_named_by_its_first_members() -> None:
     """The message stays one line."""
     specs = [floats(f"expert{i}", 10) for i in range(9)]
-    with pytest.raises(PlanError, match="of expert0, expert1, expert2, expert3 and 5 more needs"):
-        make_plan(specs, bucket_bytes=100, groups=[[each.name for each in specs]])
+    names = [each.name for each in specs]
+    for count, words in (
+        (4, "expert2, expert3 needs"),
+        (5, "expert3 and 1 more needs"),
+        (9, "and 5 more needs"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            make_plan(specs, bucket_bytes=30, groups=[names[:count]])
 
 
 def test_a_group_of_one_is_not_split() -> None:
@@ -224,7 +245,16 @@ def test_more_buckets_than_anybody_wants_are_refused_with_advice_that_works() ->
     specs = [spec("large", "int8", (64 * BUCKET_LIMIT * 2,))]
     with pytest.raises(PlanError, match="more than 1048576 buckets") as caught:
         make_plan(specs, bucket_bytes=64)
-    make_plan(specs, bucket_bytes=advised(caught.value).bucket_bytes)
+    assert make_plan(specs, bucket_bytes=advised(caught.value).bucket_bytes).largest == USUAL_BUCKET
+    enormous = spec("enormous", "int8", ((1 << 47) + 1,))
+    with pytest.raises(PlanError, match="more than 1048576 buckets") as caught:
+        make_plan([enormous], bucket_bytes=64)
+    assert advised(caught.value).bucket_bytes == (1 << 27) + 1
+
+
+def test_the_usual_bucket_is_the_policy_s() -> None:
+    """What a refusal suggests is what a policy starts from."""
+    assert Policy().bucket_bytes == USUAL_BUCKET
 
 
 @pytest.mark.parametrize("align", [0, 3, -4, 8192, True, 4.0])

@@ -8,6 +8,7 @@ kept is the logical order of the elements. Padding between pieces is neither wri
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, torch.Tensor], buffer
     """
     for piece in bucket.pieces:
         tensor = _fitting(plan.tensors[piece.tensor], tensors)
-        read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
+        if piece.nbytes:
+            read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
 
 
 def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
@@ -52,7 +54,8 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
         spec = plan.tensors[piece.tensor]
         tensor = _fitting(spec, into)
         _check_writable(spec.name, tensor)
-        write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
+        if piece.nbytes:
+            write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
 
 
 def _octets(data: Any) -> Octets:
@@ -68,12 +71,19 @@ def _fitting(spec: TensorSpec, tensors: Mapping[str, Any]) -> torch.Tensor:
     tensor = tensors.get(spec.name)
     if not isinstance(tensor, torch.Tensor):
         raise PlanError(f"tensor {spec.name!r} ({spec}) is in the plan, but there is none of that name")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
+    dtype = _name(tensor.dtype)
+    if dtype != spec.dtype or tensor.shape != spec.shape:
         raise PlanError(f"tensor {spec.name!r} is {dtype} {tuple(tensor.shape)}, but the plan says {spec}")
     return tensor
 
 
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check_writable(name: str, tensor: torch.Tensor) -> None:
-    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    if not tensor.is_contiguous() and any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
         raise PlanError(f"tensor {name!r} is an expanded view, whose elements share memory: nothing fits in")
