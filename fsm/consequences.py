@@ -8,6 +8,7 @@ step there is, so that a mistake goes unseen only if it was made twice, in two d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -251,9 +252,12 @@ def _misordered(s: Scene, entry: dict[State, Any]) -> Iterator[str]:
     verbs = [verb for _, verb in wanted]
     given = [order.verb for order in s.orders]
     if given != verbs:
-        lacking = [promise for promise, verb in wanted if verb not in given]
-        too_much = [_PROMISE_OF_VERB.get(verb, "orders") for verb in given if verb not in verbs]
-        yield from lacking or too_much or ["orders"]  # the last: all of them, in the wrong order
+        lacking, too_many = Counter(verbs) - Counter(given), Counter(given) - Counter(verbs)
+        yield from (
+            [promise for promise, verb in wanted if verb in lacking]
+            or [_PROMISE_OF_VERB.get(verb, "orders") for verb in too_many]
+            or ["orders"]  # all of them, in the wrong order
+        )
     for order in s.orders:
         if frozenset(order.engines) != _addressed(s, order.verb):
             yield _PROMISE_OF_VERB.get(order.verb, "orders")

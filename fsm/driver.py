@@ -37,6 +37,7 @@ from .results import RoundResult
 from .round import Round
 from .states import Lock, Publication, State
 from .tally import Tally
+from .tickets import Holder, Waiting
 
 __all__ = ["Driver"]
 
@@ -98,6 +99,7 @@ class Driver:
         self._expected: Expectation | None = None
         self._lease_end = self._renew_at = self._release_at = _NEVER
         self._trouble: BaseException | None = None
+        self._holder: Holder | None = None
 
     # -- what the outside calls ---------------------------------------------------------------------------
 
@@ -118,6 +120,11 @@ class Driver:
     def phase_end(self) -> float:
         """Until when the present state may last."""
         return self._phase_end()
+
+    @property
+    def lease_end(self) -> float:
+        """Until when the lock is certainly held; infinity when nothing is known of that."""
+        return self._lease_end
 
     def start(self, now: float) -> list[Call]:
         """Give the round's first order."""
@@ -151,6 +158,17 @@ class Driver:
             self._count_stale(type(event).__name__, getattr(event, "error", None))
         else:
             self.fire(event)
+        return self._flush()
+
+    def waits(self, answer: Waiting, now: float) -> list[Call]:
+        """The lock is somebody else's so far. Logged when that changes, and told if the time runs out."""
+        self._now, holder = now, answer.holder
+        before = self._holder
+        if self.round.state is State.Idle and holder is not None:
+            self._holder = holder
+            if before is None or (holder.owner, holder.epoch) != (before.owner, before.epoch):
+                told = {"holder": holder.owner, "of": holder.round, "epoch": holder.epoch, "place": answer.place}
+                self._note("waiting", trigger=Act.acquire.name, facts=told)
         return self._flush()
 
     def progress(self, now: float) -> None:
@@ -189,18 +207,18 @@ class Driver:
             self._note("refused", trigger=type(event).__name__, error=str(refusal))
             return
         self._moved = self._now
-        self._learn(event, error)
+        self._learn(event, error, before)
         if taken.after.state is not before:
             self._entered = self._now
             self._script.clear()
         for order in taken.orders:
             self._carry_out(order)
 
-    def _learn(self, event: e.Event, error: BaseException | None) -> None:
+    def _learn(self, event: e.Event, error: BaseException | None, before: State) -> None:
         if isinstance(event, e.EngineAcked) and error is None:
             self.tally.proved(event.engine, event.receipts)
         if isinstance(event, e.EngineLost | e.CommitFailed | e.EngineAcked):
-            self.tally.blamed(event.engine, error)
+            self.tally.blamed(event.engine, error, before)
         if isinstance(event, e.LockGranted):
             self._renew_at = self._now + self.limits.lease / 3
         cause = self.round.facts.cause
@@ -430,6 +448,8 @@ class Driver:
         waiting = sorted({str(item.call) for item in self._open.values() if item.call.act is not Act.renew})
         owed = sorted(member.id for member in facts.remaining - facts.acks) if state is State.Awaiting else []
         whom = f"; no receipt from {', '.join(owed)}" if owed else ""
+        if state is State.Idle and self._holder is not None:
+            whom = f"; the lock is held by {self._holder}"
         idle = self._now - self._moved
         return RoundTimedOut(
             f"{state.name} of round {facts.round} ran out of time: {self._now - self._entered:.3g} s in it, "

@@ -25,6 +25,7 @@ __all__ = ["ENGINE_PROMISES", "SESSIONS", "Rank", "engine_alphabet", "explore_en
 
 ENGINE_PROMISES: dict[str, str] = {
     "one-row": "at most one row answers a fact, and no guard raises",
+    "finite": "there is an end to what can be reached",
     "total": "an abort and the rank's own limit are never refused",
     "owed": "the fact whose turn it is is never refused",
     "unasked": "a fact whose turn it is not is refused",

@@ -105,25 +105,30 @@ def replay(records: Iterable[Mapping[str, Any]]) -> list[Step]:
     """
     steps: list[Step] = []
     position: Position | None = None
-    expected = 0
-    for record in records:
+    for expected, record in enumerate(records):
         where = f"round {record.get('round')}, record {record.get('seq')}"
-        if record.get("schema") != SCHEMA or record.get("table") != ROUND.digest:
-            raise ReplayMismatch(
-                f"{where}: made by schema {record.get('schema')} and table {record.get('table')}; "
-                f"this is schema {SCHEMA} and table {ROUND.digest}"
-            )
-        if record.get("seq") != expected:
-            raise ReplayMismatch(f"{where}: expected record {expected}")
-        expected += 1
-        if record["event"] == "opened":
-            position = Position(ROUND.start, _opened(record, where))
-        elif record["event"] == "transition":
-            if position is None:
-                raise ReplayMismatch(f"{where}: a transition before the round was opened")
+        _same_story(record, expected, position.facts if position else None, where)
+        if record.get("event") == "transition" and position is not None:
             steps.append(_replayed(position, record, where))
             position = steps[-1].after
+        elif position is None:
+            position = Position(ROUND.start, _opened(record, where))
     return steps
+
+
+def _same_story(record: Mapping[str, Any], expected: int, facts: Facts | None, where: str) -> None:
+    """Refuse a record that cannot be the next one of this round."""
+    if record.get("schema") != SCHEMA or record.get("table") != ROUND.digest:
+        raise ReplayMismatch(
+            f"{where}: made by schema {record.get('schema')} and table {record.get('table')}; "
+            f"this is schema {SCHEMA} and table {ROUND.digest}"
+        )
+    if record.get("seq") != expected:
+        raise ReplayMismatch(f"{where}: expected record {expected}")
+    if (record.get("event") == "opened") is not (facts is None):
+        raise ReplayMismatch(f"{where}: a round is opened by its first record, and by no other")
+    if facts is not None and (record.get("round"), record.get("version")) != (facts.round, facts.version):
+        raise ReplayMismatch(f"{where}: it follows records of round {facts.round}, version {facts.version}")
 
 
 def _opened(record: Mapping[str, Any], where: str) -> Facts:
@@ -150,6 +155,7 @@ def _replayed(position: Position, record: Mapping[str, Any], where: str) -> Step
     guard = taken.row.guard.__name__ if taken.row.guard else None
     told = {**changes(position.facts, taken.after.facts), **payload(event, position.facts)}
     for key, found in (
+        ("epoch", taken.after.facts.epoch or None),
         ("source", position.state.name),
         ("target", taken.after.state.name),
         ("guard", guard),

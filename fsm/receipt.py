@@ -135,8 +135,17 @@ def _carried(values: Mapping[str, Any]) -> Receipt:
     """Rebuild a receipt that crossed a process boundary; sizes and types are checked, content is not."""
     if set(values) != set(Receipt.__slots__):
         raise ReceiptRefused(f"not a receipt: fields {sorted(values)}")
-    for name, kind in (("round", str), ("epoch", int), ("engine", str), ("incarnation", str), ("rank", int),
-                       ("fingerprint", str), ("tensors", int), ("bytes", int), ("digest", str)):
+    for name, kind in (
+        ("round", str),
+        ("epoch", int),
+        ("engine", str),
+        ("incarnation", str),
+        ("rank", int),
+        ("fingerprint", str),
+        ("tensors", int),
+        ("bytes", int),
+        ("digest", str),
+    ):
         if type(values[name]) is not kind:
             raise ReceiptRefused(f"not a receipt: {name} is {values[name]!r}")
     return Receipt._sealed(**values)

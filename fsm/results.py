@@ -50,7 +50,7 @@ class RoundResult:
         seconds: seconds spent in each state it left.
         error: the first error, the very object that was raised; None when the round never was in Failed.
         culprit: the engine the first error came from, if it came from one.
-        failed_in: the state the round was in when it failed.
+        failed_in: the state in which the first error came.
         unclean: put-back work did not succeed; what is left over is fenced.
         notes: later errors, one line each.
     """

@@ -29,6 +29,7 @@ class Tally:
         self._resumed: dict[Participant, float] = {}
         self._receipts: dict[Participant, tuple[Receipt, ...]] = {}
         self._errors: dict[Participant, BaseException] = {}
+        self._states: dict[Participant, State] = {}
         self.notes: list[str] = []
 
     def paused(self, engine: Participant, at: float) -> None:
@@ -43,10 +44,11 @@ class Tally:
         """It answered with receipts."""
         self._receipts[engine] = receipts
 
-    def blamed(self, engine: Participant, error: BaseException | None) -> None:
-        """It was lost; the first reason counts."""
-        if error is not None:
-            self._errors.setdefault(engine, error)
+    def blamed(self, engine: Participant, error: BaseException | None, state: State) -> None:
+        """It was lost in ``state``; the first reason counts."""
+        if error is not None and engine not in self._errors:
+            self._errors[engine] = error
+            self._states[engine] = state
 
     def later(self, first: BaseException | None, error: BaseException, where: str) -> None:
         """An error after the first one: attached to it as a note, and never in its place."""
@@ -82,7 +84,7 @@ class Tally:
             error=error,
             culprit=culprit.id if culprit else None,
             bucket=_bucket(facts),
-            failed_in=facts.cause.state.name if facts.cause else None,
+            failed_in=self._failed_in(facts, culprit),
             unclean=facts.unclean,
             notes=tuple(self.notes),
         )
@@ -94,6 +96,12 @@ class Tally:
         if facts.cause is not None or facts.outcome is Outcome.failed:
             return next(iter(self._errors.items()), (None, None))
         return None, None
+
+    def _failed_in(self, facts: Facts, culprit: Participant | None) -> str | None:
+        """Where the first error came: also one after the publication, which leads to Failed no more."""
+        if facts.cause is not None:
+            return facts.cause.state.name
+        return self._states[culprit].name if culprit is not None else None
 
     def _row(self, facts: Facts, engine: Participant, at: float) -> EngineRow:
         what = facts.disposition(engine)

@@ -65,7 +65,7 @@ def replace(path: Path, content: bytes) -> None:
         beside.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            beside.unlink()
         raise
     try:
         _sync_folder(path.parent)

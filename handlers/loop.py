@@ -18,6 +18,7 @@ from ..fsm.errors import RoundCancelled
 from ..fsm.receipt import Participant
 from ..fsm.results import RoundResult
 from ..fsm.states import State
+from ..fsm.tickets import Waiting
 from .crew import Crew, Parts
 from .observers import Observers
 from .workers import Workers
@@ -25,6 +26,7 @@ from .workers import Workers
 __all__ = ["RoundLoop"]
 
 _Move = Callable[[float], list[Call]]
+_LONGEST = 3600.0  # seconds; a queue cannot wait for any number of them
 
 
 class RoundLoop:
@@ -55,7 +57,8 @@ class RoundLoop:
         self._flush = flush
         self._inbox: queue.SimpleQueue[_Move] = queue.SimpleQueue()
         self._told = 0
-        self._crew = Crew(parts, driver, clock, workers, self._answered, self._heard)
+        self._in_time: int | None = None
+        self._crew = Crew(parts, driver, clock, workers, self._answered, self._heard, self._waits)
 
     def run(self) -> RoundResult:
         """Drive the round; returns its result once it is Released."""
@@ -78,11 +81,22 @@ class RoundLoop:
     def _next(self) -> _Move:
         wait = self.driver.due - self._clock.now()
         if wait <= 0:
-            return self.driver.tick
+            return self._in_time_first()
+        self._in_time = None
         try:
-            return self._inbox.get(timeout=wait) if wait != float("inf") else self._inbox.get()
+            return self._inbox.get(timeout=min(wait, _LONGEST))
         except queue.Empty:
             return self.driver.tick
+
+    def _in_time_first(self) -> _Move:
+        """What arrived before a limit counts, also if this thread comes late; only a lease waits for nobody."""
+        if self._in_time is None:
+            self._in_time = self._inbox.qsize() if self._clock.now() < self.driver.lease_end else 0
+        if self._in_time:
+            self._in_time -= 1
+            return self._inbox.get_nowait()
+        self._in_time = None
+        return self.driver.tick
 
     def _move(self, move: _Move) -> None:
         calls = move(self._clock.now())
@@ -102,6 +116,9 @@ class RoundLoop:
             self._inbox.put(self._progress)
         else:
             self._inbox.put(lambda now: self.driver.heard(event, now, phase=phase))
+
+    def _waits(self, answer: Waiting) -> None:
+        self._inbox.put(lambda now: self.driver.waits(answer, now))
 
     def _progress(self, now: float) -> list[Call]:
         self.driver.progress(now)

@@ -34,12 +34,12 @@ class Observers:
         return tuple(self._active)
 
     def tell(self, records: Iterable[Record]) -> None:
-        """Queue ``records`` for everybody; never blocks."""
+        """Queue ``records`` for everybody; never blocks, never raises."""
         if not self._active:
             return
-        self._start()
         for record in records:
             self._inbox.put(record)
+        self._start()
 
     def flush(self, limit: float) -> bool:
         """Wait until everything told so far was handed over, at most ``limit`` seconds; whether it was."""
@@ -63,9 +63,15 @@ class Observers:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="weightsync-observers", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._serve, name="weightsync-observers", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread to be had: what is queued waits for the next record
+                _LOGGER.error("no observer is told anything for now: %s", error)  # noqa: TRY400 - one line
+            else:
+                self._thread = thread
 
     def _serve(self) -> None:
         while (item := self._inbox.get()) is not None:
@@ -78,8 +84,8 @@ class Observers:
     def _safely(self, observer: Observer, call: object, *args: object) -> None:
         try:
             call(*args)  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - an observer may raise what it likes
+        except BaseException as error:  # noqa: BLE001 - an observer may raise what it likes
             name = getattr(observer, "name", type(observer).__name__)
-            _LOGGER.error("observer %s is disabled: it raised %s: %s", name, type(error).__name__, error)
-            if observer in self._active:
-                self._active.remove(observer)
+            what = f"{type(error).__name__}: {error}"
+            _LOGGER.error("observer %s is disabled: it raised %s", name, what)  # noqa: TRY400 - one line
+            self._active = [other for other in self._active if other is not observer]

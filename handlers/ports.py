@@ -72,7 +72,14 @@ class RoundPort:
             changed, self._seen = engines != self._seen, engines
             wakers = tuple(self._wakers) if changed else ()
         for wake in wakers:
+            self._safely(wake)
+
+    def _safely(self, wake: Callable[[], None]) -> None:
+        """The transport's code, on the thread that moves the round: its errors are the transport's."""
+        try:
             wake()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the round goes its way
+            self._post(e.TransportFailed(error), self._phase)
 
     def progress(self) -> None:
         """Something moved."""

@@ -50,9 +50,8 @@ class RayEngine:
 
     def hello(self) -> Future[EngineStatus]:
         """Ask the engine what it is. While Ray restarts it, the question waits."""
-        # The first call that meets a restart fails, for any reason to call. To ask again is harmless.
-        asked = self._ask("hello", None)
-        return then(again(asked, EngineGone, lambda: self._ask("hello", None)), self._recognise)
+        # To ask again is harmless, so Ray may do it, and does until the actor is there or dead for good.
+        return then(self._ask("hello", None, retries=-1), self._recognise)
 
     def alive(self) -> Future[bool]:
         """Whether there is an actor, however busy it is: only its death makes this False."""
@@ -99,7 +98,7 @@ class RayEngine:
     def close(self) -> None:
         """Nothing is held here; the actor lives on."""
 
-    def _ask(self, word: str, incarnation: str | None, *args: Any) -> Future[Any]:
+    def _ask(self, word: str, incarnation: str | None, *args: Any, retries: int = 0) -> Future[Any]:
         answer: Future[Any] = Future()
         answer.set_running_or_notify_cancel()
 
@@ -110,7 +109,9 @@ class RayEngine:
             else:
                 answer.set_exception(self._translated(word, error))
 
-        self.actor.weightsync_word.remote(word, incarnation, *args).future().add_done_callback(done)
+        # Whatever is set for the actor: what Ray repeated on its own would meet another incarnation.
+        method = self.actor.weightsync_word.options(max_task_retries=retries)
+        method.remote(word, incarnation, *args).future().add_done_callback(done)
         return answer
 
     def _recognise(self, status: EngineStatus) -> EngineStatus:

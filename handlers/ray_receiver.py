@@ -79,6 +79,8 @@ class ActorReceiver:
 @ray.method(concurrency_group=GROUP)
 async def _word_for_loops(self: ActorReceiver, word: str, incarnation: str | None, *args: Any) -> Any:
     """Carry out one word of a trainer. For ``RayEngine``."""
+    if word == "hello":  # which never blocks
+        return self._weightsync_say(word, incarnation, args)
     return await asyncio.wrap_future(
         spawn(f"weightsync-{word}", self._weightsync_say, word, incarnation, args)
     )
@@ -93,12 +95,18 @@ def _has_coroutines(cls: type) -> bool:
     return any(not name.startswith("weightsync_") for name, _ in inspect.getmembers(cls, found))
 
 
-def _explain_a_missing_group(cls: type) -> None:
-    """Ray asserts, without a word, that the group of a method was declared. Say it before."""
-    create = cls._remote  # type: ignore[attr-defined]
+def _explain_a_missing_group(cls: Any) -> None:
+    """Ray asserts, without a word, that the group of a method was declared. Say it before.
+
+    How it makes an actor is Ray's own business: where it is done otherwise, the assertion is what remains.
+    """
+    create = getattr(cls, "_remote", None)
+    if create is None:
+        return
 
     def _remote(self: Any, *args: Any, **options: Any) -> Any:
-        if GROUP not in (self.__ray_metadata__.concurrency_groups or {}):
+        known = getattr(self, "__ray_metadata__", None)
+        if known is not None and GROUP not in (known.concurrency_groups or {}):
             raise SetupError(
                 f"{cls.__name__} receives weights, but was made an actor without the concurrency group "
                 f"{GROUP!r}: use @weightsync.ray_engine(...) in place of @ray.remote(...), or add "
@@ -106,7 +114,7 @@ def _explain_a_missing_group(cls: type) -> None:
             )
         return create(self, *args, **options)
 
-    cls._remote = _remote  # type: ignore[attr-defined]
+    cls._remote = _remote
 
 
 def ray_engine(*classes: type, **options: Any) -> Any:

@@ -81,9 +81,19 @@ class Reception:
         frame = next(frames, None)
         if frame is None:
             return False
-        apply(frame)
+        try:
+            apply(frame)
+        except BaseException as error:
+            _name_bucket(error, frame.index)
+            raise
         # What was really applied: the receipt says it, and the plan alone is no evidence.
         for piece in self.plan.buckets[frame.index].pieces:
             self.bytes += piece.nbytes
             self.tensors += piece.stop == self.plan.tensors[piece.tensor].nbytes
         return True
+
+
+def _name_bucket(error: BaseException, bucket: int) -> None:
+    """The trainer may be at another bucket by now, so the error says at which one it came up."""
+    with suppress(Exception):  # an error of somebody else's, which may not take attributes
+        error.bucket = bucket  # type: ignore[attr-defined]

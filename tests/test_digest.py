@@ -95,5 +95,7 @@ import torch
 from weightsync.transports.weights import TorchWeights
 print(TorchWeights.of({"a": torch.arange(6.0).view(2, 3), "b": torch.arange(6.0).view(2, 3) + 1}).digest())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == of(STATE)

@@ -53,6 +53,7 @@ def test_the_machine_has_the_rows_of_the_table(table: Table[Any, Any]) -> None:
     assert Counter(compiled_transitions(Decider(table))) == wanted
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(("engines", "quorum"), [(1, 1), (2, 1), (2, 2)])
 def test_machine_and_reducer_agree_on_the_round(engines: int, quorum: int) -> None:
     """In every position that can be reached, every fact leads both to the same state, or both refuse it."""

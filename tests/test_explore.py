@@ -5,6 +5,7 @@ Each hole is put back into a copy of the table, and the explorer must find it ag
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -27,7 +28,7 @@ from weightsync.fsm.search import Exploration
 from weightsync.fsm.states import Disposition, Outcome, Publication, State
 from weightsync.fsm.table import ROUND, check_laws
 
-Rows = tuple[Row[State], ...]
+pytestmark = pytest.mark.usefixtures("untraced")
 
 # -- the round as it is -------------------------------------------------------------------------------------
 
@@ -35,17 +36,15 @@ COUNTS: dict[str, tuple[Facts, int, tuple[int, int, int]]] = {
     "one engine": (small_round(1, 1), 1, (237, 4151, 5329)),
     "two engines": (small_round(2, 1), 1, (2483, 53412, 60806)),
     "two engines, all needed": (small_round(2, 2), 1, (1187, 25546, 29056)),
-    "two engines, two buckets": (small_round(2, 1), 2, (2727, 58105, 70064)),
     "two engines, two buckets, all needed": (small_round(2, 2), 2, (1321, 28231, 33856)),
     "two engines that stage": (small_round(2, 1, inplace=0), 1, (2907, 63002, 70720)),
     "two engines in place": (small_round(2, 1, inplace=2), 1, (2187, 46702, 53900)),
-    "catching one up": (small_round(2, 1, tainted=1), 1, (2483, 53412, 60806)),
     "catching one up, all needed": (small_round(2, 2, tainted=1), 1, (1187, 25546, 29056)),
 }
 """(facts, buckets, (positions, accepted, refused)): exact, so that a row or a state that gets lost shows."""
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def explored() -> Exploration[Seen]:
     """The chaos of two engines, one of which is enough."""
     return chaos(small_round(2, 1))
@@ -55,7 +54,7 @@ def explored() -> Exploration[Seen]:
 def test_no_promise_is_broken(name: str) -> None:
     """Whatever is said, and whenever, no promise is broken; and the size of what was explored is known."""
     facts, buckets, counts = COUNTS[name]
-    found = chaos(facts, buckets=buckets)
+    found = explored() if name == "two engines" else chaos(facts, buckets=buckets)
     assert not found.violations, "\n".join(found.lines())
     assert (found.positions, found.accepted, found.refused) == counts, "a change of the table? then of these"
 
@@ -68,9 +67,9 @@ def test_no_promise_is_broken_with_three_engines() -> None:
     assert (found.positions, found.accepted, found.refused) == (17361, 447119, 455653)
 
 
-def test_every_row_is_taken(explored: Exploration[Seen]) -> None:
+def test_every_row_is_taken() -> None:
     """No row is dead: with two engines, one in place and one enough, each row is taken at least once."""
-    assert set(explored.rows) == {row.number for row in ROUND.rows}
+    assert set(explored().rows) == {row.number for row in ROUND.rows}
 
 
 def test_rows_about_a_quorum_that_holds_are_dead_when_all_are_needed() -> None:
@@ -91,19 +90,19 @@ def test_rows_about_a_quorum_that_holds_are_dead_when_all_are_needed() -> None:
     assert dead == wanted | {"out"}
 
 
-def test_every_outcome_is_reached(explored: Exploration[Seen]) -> None:
+def test_every_outcome_is_reached() -> None:
     """A round can end complete, partial and failed, and what is known of its publication can be anything."""
-    ends = [node.position.facts for node in explored.nodes if node.position.state is State.Released]
+    ends = [node.position.facts for node in explored().nodes if node.position.state is State.Released]
     assert {facts.outcome for facts in ends} == set(Outcome)
     assert {facts.publication for facts in ends} == set(Publication)
     assert {facts.disposition(engine) for facts in ends for engine in facts.roster} == set(Disposition)
 
 
-def test_an_old_incarnation_and_a_stranger_change_nothing(explored: Exploration[Seen]) -> None:
+def test_an_old_incarnation_and_a_stranger_change_nothing() -> None:
     """Those who take no part add steps and refusals, but not one position."""
     alone = chaos(small_round(2, 1), strangers=())
-    assert alone.positions == explored.positions
-    assert alone.accepted < explored.accepted
+    assert alone.positions == explored().positions
+    assert alone.accepted < explored().accepted
 
 
 def test_what_the_explorer_forgets_decides_nothing() -> None:
@@ -147,7 +146,7 @@ def test_it_can_stop_at_the_first_violation() -> None:
     table = changed(edit("LockGranted", "Idle", "too_few", guard=None))
     found = chaos(small_round(2, 1), table=table, until=PROMISES)
     assert list(found.violations) == ["one-row"]
-    assert found.positions < chaos(small_round(2, 1)).positions
+    assert found.positions < explored().positions
 
 
 # -- the holes of earlier tables, put back ------------------------------------------------------------------

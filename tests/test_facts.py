@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,13 @@ def test_a_name_is_used_once() -> None:
 def test_any_number_from_one_to_all_is_a_quorum(quorum: int) -> None:
     """The quorum is kept as it was asked for."""
     assert opening(round="r", version=1, roster=ALL, quorum=quorum).quorum == quorum
+
+
+@pytest.mark.parametrize("quorum", [0, 4, 1.5])
+def test_anything_else_is_none(quorum: Any) -> None:
+    """Fewer than one, more than all, or one and a half."""
+    with pytest.raises(ValueError, match=f"quorum is {quorum}: a number from 1 to 3"):
+        opening(round="r", version=1, roster=ALL, quorum=quorum)
 
 
 def test_facts_cannot_be_changed() -> None:

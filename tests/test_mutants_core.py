@@ -27,6 +27,8 @@ from weightsync.fsm.search import Exploration
 from weightsync.fsm.states import EngineState, State
 from weightsync.fsm.table import ROUND, check_laws
 
+pytestmark = pytest.mark.usefixtures("untraced")
+
 SURVIVORS: dict[str, str] = {}
 """Mutants of the round that may live, each with the reason why it is as good as the original."""
 

@@ -27,6 +27,7 @@ from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation
 from weightsync.fsm.states import EngineState
 from weightsync.handlers.ray_engine import RayEngine
+from weightsync.handlers.threads import spawn
 from weightsync.transports.digest import digest
 from weightsync.transports.weights import TorchWeights
 
@@ -120,6 +121,11 @@ class Engine(weightsync.RayReceiver):
         """Take as long as the test wants, with the engine's only thread."""
         self.generating.set()
         assert self.freed.wait(SOON)
+
+    def sample(self) -> None:
+        """The same, admitted by the gate."""
+        with self.weightsync_gate.admit(SOON):
+            self.generate()
 
     def die(self) -> None:
         """End the process without a word."""
@@ -264,9 +270,9 @@ class TestPlans:
         link = RayEngine(engines["one thread"])
         ask = link._ask
 
-        def listen(word: str, *args: Any) -> Future[Any]:
+        def listen(word: str, *args: Any, retries: int = 0) -> Future[Any]:
             said.extend([type(args[3])] if word == "open" else [])
-            return ask(word, *args)
+            return ask(word, *args, retries=retries)
 
         link._ask = listen  # type: ignore[assignment,method-assign]
         opened(link)
@@ -311,12 +317,12 @@ class TestDeath:
 
     def test_a_restarted_actor_is_another_incarnation(self) -> None:
         """It says hello anew, with its first weights; what was meant for the one before is refused."""
-        engine = actor(Engine, max_restarts=1).remote()
+        engine = actor(Engine, max_restarts=1, max_task_retries=-1).remote()
         link = RayEngine(engine)
         mine = opened(link)
         before = link.hello().result(SOON)
         link.receive(mine, sent(7)).result(SOON)
-        engine.die.remote()
+        engine.die.options(max_task_retries=0).remote()
         until = time.monotonic() + SOON
         while not isinstance(link.commit(mine).exception(SOON), EngineGone):
             assert time.monotonic() < until
@@ -330,6 +336,40 @@ class TestDeath:
             link.open(session(), before.incarnation, PLAN, EXPECTED, SOON).result(SOON)
         opened(link)
         ray.kill(engine)
+
+
+class TestATrainerThatDies:
+    def test_a_newer_one_takes_over(self, engines: dict[str, Any], kind: str) -> None:
+        """Killed in the middle of a reception, it leaves an engine that a new trainer can use at once."""
+        trainer: Any = ray.remote(num_cpus=0)(Trainer)
+        doomed, engine, mine = trainer.remote(), engines[kind], session()
+        driving = doomed.drive.remote(engine, mine.epoch)
+        link = RayEngine(engine)
+        until = time.monotonic() + SOON
+        while link.hello().result(SOON).state is not EngineState.Paused:
+            assert time.monotonic() < until
+        ray.kill(doomed)
+        newer = opened(link)
+        (receipt,) = link.receive(newer, sent(7)).result(SOON)
+        assert receipt.epoch == newer.epoch
+        with pytest.raises(StaleSession):
+            link.commit(Session("async", mine.epoch, mine.epoch)).result(SOON)
+        link.commit(newer).result(SOON)
+        link.resume(newer).result(SOON)
+        assert isinstance(driving, ray.ObjectRef)
+
+    def test_without_a_successor_the_engine_serves_again(self, engines: dict[str, Any], kind: str) -> None:
+        """After its own limit, with the weights it had; to say hello is no word of a trainer."""
+        link, mine = RayEngine(engines[kind]), session()
+        before = ray.get(engines[kind].weights.remote(), timeout=SOON)
+        status = link.hello().result(SOON)
+        link.open(mine, status.incarnation, PLAN, EXPECTED, 0.5).result(SOON)
+        receiving = link.receive(mine, sent(None))
+        until = time.monotonic() + SOON
+        while link.hello().result(SOON).state is not EngineState.Serving:
+            assert time.monotonic() < until
+        assert isinstance(receiving.exception(SOON), StaleSession)
+        assert ray.get(engines[kind].weights.remote(), timeout=SOON) == before
 
 
 class TestSetup:
@@ -393,8 +433,17 @@ class Trainer:
             await asyncio.wrap_future(receiving)
         return self.rounds
 
+    async def hand_over(self, engine: Any) -> str:
+        """A whole round, by the orchestrator."""
+        policy = weightsync.Policy(deadline=SOON)
+        sync = weightsync.WeightSync([weightsync.RayEngine(engine)], "collective", policy=policy)
+        self.rounds += 1
+        result = await sync.round(1, torch.nn.Linear(2, 2))
+        await asyncio.to_thread(sync.close)
+        return str(result.outcome.name)
+
     async def status(self) -> int:
-        """How many rounds have come to where they wait."""
+        """How many rounds were begun."""
         return self.rounds
 
 
@@ -417,6 +466,52 @@ class TestLoops:
         assert link.abort(Session("async", mine.epoch, mine.epoch)).result(SOON) is Answer.reverted
         assert ray.get(driving, timeout=SOON) == 1
         ray.kill(handle)
+
+    def test_so_does_one_that_runs_whole_rounds(self) -> None:
+        """While an engine finishes its generation first, the trainer's other methods answer."""
+        trainer: Any = ray.remote(num_cpus=0)(Trainer)
+        handle, engine = trainer.remote(), actor(Engine).remote()
+        sampling = engine.sample.remote()
+        until = time.monotonic() + SOON
+        while RayEngine(engine).hello().result(SOON).state is not EngineState.Serving:
+            assert time.monotonic() < until
+        handing_over = handle.hand_over.remote(engine)
+        while not ray.get(handle.status.remote(), timeout=SOON):
+            assert time.monotonic() < until
+        took = []
+        for _ in range(20):
+            began = time.monotonic()
+            ray.get(handle.status.remote(), timeout=SOON)
+            took.append(time.monotonic() - began)
+        assert ray.wait([handing_over, sampling], timeout=0)[0] == []
+        assert sorted(took)[15] < 0.5  # the machine may be slow at times, a blocked loop always is
+        while not ray.get(engine.free.remote(), timeout=SOON):
+            assert time.monotonic() < until
+        assert ray.get(handing_over, timeout=SOON) == "complete"
+        for each in (handle, engine):
+            ray.kill(each)
+
+    def test_one_orchestrator_in_two_loops_in_a_thread_and_without(self) -> None:
+        """Nothing of a loop is kept from one round to the next."""
+        engine, model = actor(AsyncEngine).remote(), torch.nn.Linear(2, 2)
+        policy = weightsync.Policy(deadline=SOON)
+        with weightsync.WeightSync([RayEngine(engine)], "collective", policy=policy) as sync:
+
+            async def hand_over(step: int) -> int | None:
+                with torch.no_grad():
+                    model.weight.add_(1)
+                result = (await sync.round(step, model)).require()
+                return result.version
+
+            assert asyncio.run(hand_over(1)) == 0
+            assert asyncio.run(hand_over(2)) == 1
+            assert spawn("loop", lambda: asyncio.run(hand_over(3))).result(SOON) == 2
+            result = sync.on_step_end(4, model)
+            assert result is not None
+            result.require()
+        numbers = ray.get(engine.weights.remote(), timeout=SOON)
+        assert numbers == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+        ray.kill(engine)
 
     def test_one_link_in_two_loops_and_without_one(self, engines: dict[str, Any]) -> None:
         """A link keeps nothing of an event loop."""

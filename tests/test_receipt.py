@@ -30,17 +30,21 @@ def real(engine: str = "a") -> Receipt:
     return receipt
 
 
+UNTYPED: Any = Receipt
+"""The type checker refuses each of these calls; here it is made to look away."""
+
+
 # -- no way to make one -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        Receipt,
-        lambda: Receipt(**VALUES),
-        lambda: Receipt(object(), **VALUES),
-        lambda: Receipt(None, **VALUES),
-        lambda: Receipt(Receipt, **VALUES),
+        UNTYPED,
+        lambda: UNTYPED(**VALUES),
+        lambda: UNTYPED(object(), **VALUES),
+        lambda: UNTYPED(None, **VALUES),
+        lambda: UNTYPED(Receipt, **VALUES),
     ],
     ids=["empty", "values", "some token", "no token", "the class as token"],
 )

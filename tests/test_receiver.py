@@ -409,11 +409,10 @@ def reach(engine: Engine, where: str) -> Future[Any] | None:
         return None
     if where in {"waiting", "received"}:
         engine.open(ONE)
-        receiving = engine.receive(ONE)
-        engine.pipes[0].feed(5, buckets=0 if where == "waiting" else 2)
-        until(
-            lambda: ("applied", 1) in engine.fault.reached or (where == "waiting" and engine.pipes[0].entered)
-        )
+        receiving, waiting = engine.receive(ONE), where == "waiting"
+        engine.pipes[0].feed(5, buckets=0 if waiting else 2)
+        assert engine.pipes[0].entered.wait(SOON)
+        until(lambda: waiting or ("applied", 1) in engine.fault.reached)
         return receiving
     engine.send(ONE)
     if where == "committed":
@@ -736,7 +735,7 @@ class TestLimit:
         receiving = engine.receive(ONE)
         with engine.receiver.gate.admit(limit=SOON):
             assert engine.is_in(EngineState.Serving)
-        with pytest.raises(StaleSession, match="ended meanwhile"):
+        with pytest.raises(StaleSession):  # in whichever of its steps it was then
             receiving.result(SOON)
 
     def test_every_word_counts(self) -> None:

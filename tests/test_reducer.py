@@ -158,7 +158,7 @@ def test_a_position_cannot_be_assigned_to() -> None:
 # -- any round at all ---------------------------------------------------------------------------------------
 
 LETTERS = {
-    (engines, quorum): alphabet(small_round(engines, quorum), buckets=2)
+    (engines, quorum): alphabet(small_round(engines, quorum), 2, [Participant("stranger")])
     for engines, quorum in [(1, 1), (3, 2), (3, 3), (4, 1)]
 }
 

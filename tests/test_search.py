@@ -48,6 +48,7 @@ def test_a_broken_promise_in_the_first_node_has_no_trace() -> None:
     """What is wrong from the beginning needs no steps."""
     found = explore(0, count_to, lambda number: ["odd"] if number == 0 else [])
     assert found.violations["odd"].lines() == ["odd, after 0 steps:"]
+    assert str(found.violations["odd"]) == "odd, after 0 steps:"
 
 
 def test_a_broken_promise_of_a_step_is_found_also_when_it_is_refused() -> None:

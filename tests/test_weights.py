@@ -1,4 +1,4 @@
-"""What a trainer hands over becomes weights: names, ties, order, and clear words about what cannot be sent."""
+"""What a trainer hands over becomes weights: names, ties, order, and clear words about what cannot be."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +11,8 @@ from weightsync.fsm.errors import PlanError, TransportError
 from weightsync.fsm.plan import Tie
 from weightsync.transports.digest import digest
 from weightsync.transports.weights import TorchWeights, tensors_of
+
+Pairs = list[tuple[str, torch.Tensor]]
 
 
 class Tied(torch.nn.Module):
@@ -50,8 +52,8 @@ class TestSources:
     def test_views_that_differ_are_no_ties(self) -> None:
         """The same memory read as another shape, dtype, part or with other strides is another tensor."""
         base = torch.arange(4.0).view(2, 2)
-        state = {"a": base, "t": base.t(), "flat": base.view(4), "int": base.view(torch.int32), "part": base[:1]}
-        assert TorchWeights.of(state).ties == ()
+        views = [base, base.t(), base.view(4), base.view(torch.int32), base[:1]]
+        assert TorchWeights.of([(str(index), view) for index, view in enumerate(views)]).ties == ()
 
     def test_empty_tensors_are_no_ties(self) -> None:
         """They have no memory to share."""
@@ -60,19 +62,19 @@ class TestSources:
     @pytest.mark.parametrize(
         "given",
         [
-            lambda pairs: dict(pairs),
-            lambda pairs: pairs,
-            lambda pairs: tuple(pairs),
-            lambda pairs: iter(pairs),
+            dict,
+            list,
+            tuple,
+            iter,
             lambda pairs: (pair for pair in pairs),
             lambda pairs: dict(pairs).items(),
             lambda pairs: lambda: pairs,
             lambda pairs: lambda: iter(pairs),
             lambda pairs: lambda: dict(pairs),
         ],
-        ids="mapping list tuple iterator generator items function function-iterator function-mapping".split(),
+        ids=["mapping", "list", "tuple", "iterator", "generator", "items", "function", "lazy", "deferred"],
     )
-    def test_every_source_keeps_its_order(self, given: Callable[[list[tuple[str, torch.Tensor]]], object]) -> None:
+    def test_every_source_keeps_its_order(self, given: Callable[[Pairs], object]) -> None:
         """Tensors are sent in the order in which they are given, whatever gives them."""
         pairs = [("b", torch.zeros(2)), ("c", torch.ones(1)), ("a", torch.zeros(3))]
         weights = TorchWeights.of(given(pairs))
@@ -103,9 +105,10 @@ class TestSources:
         assert (len(plan.tensors), len(plan.buckets), plan.nbytes) == (0, 1, 0)
 
     def test_a_conjugate_view_is_sent_as_what_it_shows(self) -> None:
-        """torch keeps a note instead of the values; those are what is sent."""
+        """A note on somebody else's values will not do: its own values are what is sent."""
         numbers = torch.complex(torch.ones(2), torch.ones(2))
-        assert TorchWeights.of({"a": numbers.conj()}).tensors["a"].view(torch.float32).tolist() == [1, -1, 1, -1]
+        held = TorchWeights.of({"a": numbers.conj()}).tensors["a"]
+        assert held.view(torch.float32).tolist() == [1, -1, 1, -1]
 
     def test_it_is_what_the_contract_asks_for(self) -> None:
         """The type checker agrees, and a transport gets at the tensors."""
@@ -116,9 +119,7 @@ class TestSources:
         """Weights that only have a plan and a digest cannot be sent as tensors."""
 
         class Imagined:
-            def materialize(self) -> None: ...
-            def plan(self, bucket_bytes: int) -> object: ...
-            def digest(self) -> str: ...
+            """No weights at all: it is refused before anything of it is used."""
 
         with pytest.raises(TransportError, match="not Imagined"):
             tensors_of(Imagined())  # type: ignore[arg-type]
@@ -133,13 +134,17 @@ class TestRefusals:
         with pytest.raises(PlanError, match="no order"):
             TorchWeights.of(source).materialize()
 
-    @pytest.mark.parametrize("source", [3, None, "abc", b"abc", torch.zeros(2)], ids=lambda s: type(s).__name__)
+    @pytest.mark.parametrize(
+        "source", [3, None, "abc", b"abc", torch.zeros(2)], ids=lambda each: type(each).__name__
+    )
     def test_what_is_no_source_is_refused_at_once(self, source: object) -> None:
         """The message names what was given."""
         with pytest.raises(PlanError, match=type(source).__name__):
             TorchWeights.of(source)
 
-    @pytest.mark.parametrize("item", ["a", ("a",), ("a", torch.zeros(1), 3), (1, torch.zeros(1)), None], ids=str)
+    @pytest.mark.parametrize(
+        "item", ["a", ("a",), ("a", torch.zeros(1), 3), (1, torch.zeros(1)), None], ids=str
+    )
     def test_what_is_no_pair_is_refused(self, item: object) -> None:
         """The message says which item."""
         with pytest.raises(PlanError, match="item 1 is a"):
@@ -170,7 +175,7 @@ class TestRefusals:
             (lambda: torch.nn.LazyLinear(3).weight, "not initialised"),
             (lambda: torch.empty(3, dtype=torch.bits8), "bits8"),
         ],
-        ids="coo csr meta quantised nested jagged lazy bits8".split(),
+        ids=["coo", "csr", "meta", "quantised", "nested", "jagged", "lazy", "bits8"],
     )
     def test_what_has_no_bytes_of_its_own_is_refused_by_name(
         self, make: Callable[[], torch.Tensor], why: str
@@ -229,13 +234,12 @@ class TestReading:
 
     def test_a_function_can_be_asked_again(self) -> None:
         """A retry after an error calls it anew."""
-        calls = iter([RuntimeError("not yet"), {"a": torch.zeros(1)}])
+        calls = iter([False, True])
 
         def give() -> dict[str, torch.Tensor]:
-            found = next(calls)
-            if isinstance(found, RuntimeError):
-                raise found
-            return found
+            if not next(calls):
+                raise RuntimeError("not yet")
+            return {"a": torch.zeros(1)}
 
         weights = TorchWeights.of(give)
         with pytest.raises(RuntimeError, match="not yet"):
@@ -280,7 +284,7 @@ class TestPlans:
             TorchWeights.of({"ab": torch.zeros(4)}, groups=["ab"]).plan(32)
 
     def test_bytes_follow_the_elements_not_the_storage(self) -> None:
-        """A narrow slice of a large storage is as small as it looks; an expanded row is as large as it looks."""
+        """A slice of a large storage is as small as it looks, an expanded row as large as it looks."""
         state = {"slice": torch.zeros(1000, 1000)[5:7, 3:5], "row": torch.zeros(1, 3).expand(4, 3)}
         assert [each.nbytes for each in TorchWeights.of(state).plan(64).tensors] == [16, 48]
 

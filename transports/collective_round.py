@@ -137,7 +137,7 @@ class CollectiveRound:
         while not (self._ended or port.closed):
             noted = self.bell.rings
             pause = self.look(port)
-            self._refuse_losses(doing)
+            self._refuse_losses(port, doing)
             if not pause and ready():
                 port.progress()
                 return
@@ -145,7 +145,7 @@ class CollectiveRound:
             if left <= 0:
                 for engine in {self.engines[rank]: None for rank in late()}:
                     self.receptions.lose(engine, EngineSilent(f"engine {engine} is late: {doing}"), port)
-                self._refuse_losses(doing)
+                self._refuse_losses(port, doing)
                 raise TransportError(f"{doing}: out of time")
             self.bell.rung(noted, min(left, pause) if pause else left)
         raise PortClosed(f"{doing}: the round moved on")
@@ -171,6 +171,8 @@ class CollectiveRound:
                 self.receptions.lose(engine, leave.error, port)
         return pause
 
-    def _refuse_losses(self, doing: str) -> None:
+    def _refuse_losses(self, port: Port, doing: str) -> None:
         for engine, error in self.receptions.lost.items():
+            if port.closed:
+                raise PortClosed(f"{doing}: the round moved on") from error
             raise TransportError(f"{doing}: engine {engine} was lost: {error}") from error

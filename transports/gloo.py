@@ -37,7 +37,7 @@ from .table import Table
 __all__ = ["Group", "Operation"]
 
 _SETTLE = 2.0
-"""Seconds for an operation to notice that its connections are closed. It takes some milliseconds."""
+"""Seconds for what takes some milliseconds: to connect, or to notice that connections are closed."""
 
 _LISTENING = "listening/"
 """Begins the keys that say where a rank's gloo listens: host and port follow."""
@@ -111,9 +111,10 @@ class Group:
         self._operation: Operation | None = None
         self._error: BaseException | None = None
         self._closed = False
-        threading.Thread(
+        self._forming = threading.Thread(
             target=self._form, args=(rank, size, host, limit), name="weightsync-form", daemon=True
-        ).start()
+        )
+        self._forming.start()
 
     @property
     def formed(self) -> bool:
@@ -141,6 +142,9 @@ class Group:
     def close(self) -> None:
         """End what is under way, and give back sockets and threads. Idempotent."""
         self._table.stop("the group was closed")
+        # Once the table is full, to connect takes milliseconds; and whoever left in between would keep the
+        # others waiting, for gloo's own limit.
+        self._forming.join(_SETTLE)
         with self._lock:
             self._closed = True
             group, self._group = self._group, None

@@ -66,6 +66,7 @@ class _Round:
         self.buffers = buffers
         self._readers: dict[Participant, tuple[Reader, ...]] = {}
         self._keys: list[str] = []
+        self._released = 0
         self._ended = threading.Event()
 
     @property
@@ -90,6 +91,11 @@ class _Round:
                 for reader in readers:
                     if reader.cut is None:
                         self.channel.cut(reader, "the engine takes no part in the round any more")
+
+    def moved(self) -> bool:
+        """Whether any engine let go of something since this was asked last."""
+        before, self._released = self._released, self.channel.released
+        return self._released != before
 
     def end(self, why: str) -> None:
         """Wake everybody; nobody finds an endpoint any more."""
@@ -214,19 +220,17 @@ def _room(round: _Round, index: int, port: Port) -> bool:
     When every engine has left, there is nothing to send, and soon a word on why.
     """
     before = index - 2
-    released = round.channel.released
     while not (round.ended or port.closed):
         noted = round.bell.rings
         round.receptions.look(port)
         round.fence(port)
+        if round.moved():
+            port.progress()
         readers = round.channel.readers_of(before)
         if not readers and round.channel.read:
             if round.channel.kept(before):
                 round.buffers.abandon(index)
             return True
-        if round.channel.released != released:
-            released = round.channel.released
-            port.progress()
         if not round.bell.rung(noted, port.limit) and not port.closed:
             names = ", ".join(reader.name for reader in readers)
             why = f"{names} did not let go of bucket {before}" if names else "no engine receives any more"

@@ -28,15 +28,12 @@ class Table:
             self._changed.notify_all()
 
     def wait(self, keys: list[str], seconds: float) -> None:
-        """Wait until all of ``keys`` are written, or raise TransportError."""
+        """Wait until all of ``keys`` are written, or raise TransportError; not if they are there already."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self.has(keys), seconds)
-            if self._stopped:
-                raise TransportError(f"the group is not formed: {self._stopped}")
             if not self.has(keys):
-                raise TransportError(
-                    f"the group is not formed: {', '.join(keys)} did not come in {seconds:g} s"
-                )
+                why = self._stopped or f"{', '.join(keys)} did not come in {seconds:g} s"
+                raise TransportError(f"the group is not formed: {why}")
 
     def get(self, key: str) -> bytes:
         """An entry that was waited for."""

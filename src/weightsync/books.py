@@ -7,12 +7,14 @@ until a round commits on it. A quarantined engine stays so until the same.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from .fsm.contract import EngineLink, EngineStatus
-from .fsm.errors import EngineGone, EngineSilent, SetupError
+from .fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
 from .fsm.receipt import Participant
 from .fsm.results import RoundResult
 from .fsm.states import Disposition, EngineState
@@ -56,25 +58,32 @@ class EngineBooks:
         if not self.links:
             raise SetupError("WeightSync needs at least one engine")
         self._entries: dict[str, Entry] = {name: Entry(name) for name in self.links}
+        self._turn = threading.Lock()
+        self._rounds = 0
 
     def entries(self) -> Mapping[str, Entry]:
         """A copy of the books."""
-        return dict(self._entries)
+        with self._turn:
+            return dict(self._entries)
 
     def refresh(self, limit: float, *, everybody: bool = False) -> None:
         """Ask the engines whose incarnation is not certain what they are; all at once, ``limit`` seconds."""
-        asked = {
-            name: self._hello(name)
-            for name, entry in self._entries.items()
-            if everybody or not entry.asked
-        }
-        for name, answer in asked.items():
+        end = time.monotonic() + limit
+        with self._turn:
+            rounds = self._rounds
+            names = [name for name, entry in self._entries.items() if everybody or not entry.asked]
+        for name, answer in [(name, self._hello(name)) for name in names]:
             try:
-                self._heard(answer.result(timeout=limit))
+                status = answer.result(timeout=max(0.0, end - time.monotonic()))
+                known = self._heard(name, status)
             except TimeoutError:
-                self._unreached(name, EngineSilent(f"engine {name} did not say hello within {limit:.3g} s"))
+                silent = EngineSilent(f"engine {name} did not say hello within {limit:.3g} s")
+                known = self._unreached(name, silent)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, the engine was not reached
-                self._unreached(name, error)
+                known = self._unreached(name, error)
+            with self._turn:
+                if self._rounds == rounds:  # else what it said is older than what the round has proved
+                    self._entries[name] = known
 
     def roster(self) -> dict[Participant, EngineLink]:
         """Whom the next round asks for. An engine that was never reached takes part under incarnation ``?``."""
@@ -105,19 +114,23 @@ class EngineBooks:
 
     def settle(self, result: RoundResult) -> None:
         """Write down what a round decided."""
-        for row in result.engines:
-            entry = self._entries[row.engine]
-            if row.disposition is Disposition.serving_new:
-                entry = replace(entry, version=row.version, quarantined=False)
-            elif row.disposition is Disposition.quarantined:
-                entry = replace(entry, version=None, quarantined=True, asked=False)
-            self._entries[row.engine] = entry
+        with self._turn:
+            self._rounds += 1
+            for row in result.engines:
+                entry = self._entries[row.engine]
+                if entry.participant is not None and entry.participant.incarnation != row.incarnation:
+                    continue  # it was started anew meanwhile, and has proved nothing in this life
+                if row.disposition is Disposition.serving_new:
+                    entry = replace(entry, version=row.version, quarantined=False)
+                elif row.disposition is Disposition.quarantined:
+                    entry = replace(entry, version=None, quarantined=True, asked=False)
+                self._entries[row.engine] = entry
 
     def servable(self) -> dict[str, int]:
         """The engines a router may use, with the version each serves."""
         return {
             name: entry.version
-            for name, entry in self._entries.items()
+            for name, entry in self.entries().items()
             if entry.version is not None and not entry.quarantined and entry.error is None
         }
 
@@ -129,8 +142,10 @@ class EngineBooks:
             failed.set_exception(error)
             return failed
 
-    def _heard(self, status: EngineStatus) -> None:
-        entry = self._entries[status.engine]
+    def _heard(self, name: str, status: EngineStatus) -> Entry:
+        entry = self._entries[name]
+        if status.engine != name:
+            raise EngineError(f"the link to engine {name} leads to one that calls itself {status.engine}")
         now = Participant(status.engine, status.incarnation, status.ranks)
         known = replace(entry, participant=now, stages=status.stages, asked=True, error=None)
         restarted = entry.participant is not None and entry.participant != now
@@ -138,10 +153,9 @@ class EngineBooks:
             known = replace(known, version=None)
         if status.state is EngineState.Quarantined:
             known = replace(known, version=None, quarantined=True)
-        self._entries[status.engine] = known
+        return known
 
-    def _unreached(self, name: str, error: BaseException) -> None:
+    def _unreached(self, name: str, error: BaseException) -> Entry:
+        entry = self._entries[name]
         gone = isinstance(error, EngineGone)
-        self._entries[name] = replace(
-            self._entries[name], asked=False, error=error, version=None if gone else self._entries[name].version
-        )
+        return replace(entry, asked=False, error=error, version=None if gone else entry.version)

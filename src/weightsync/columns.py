@@ -7,9 +7,9 @@ never printed as they are, and a text is always one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["PLAIN", "Column", "Paint", "clean", "grid", "shorten"]
+__all__ = ["PLAIN", "Column", "Paint", "clean", "grid", "natural", "shorten"]
 
 GAP = 2
 """Blanks between two columns."""
@@ -45,6 +45,7 @@ class Column:
         cells: one for each row.
         right: whether its cells stand to the right.
         least: how narrow it may become if room is short; 0 means as wide as it is.
+        tight: how narrow it may become instead of leaving; it is the last to leave then.
         leaves: the column that leaves first, if it does not all fit, has the highest number; 0 stays.
         colour: the name of the colour of a cell, by what stands in it.
     """
@@ -53,6 +54,7 @@ class Column:
     cells: Sequence[str]
     right: bool = False
     least: int = 0
+    tight: int = 0
     leaves: int = 0
     colour: Callable[[str], str] = field(default=_no_colour)
 
@@ -78,7 +80,10 @@ def grid(columns: Sequence[Column], width: int | None, paint: Paint = PLAIN) -> 
         leaving = max((column for column in shown), key=lambda column: column.leaves, default=None)
         if leaving is None or not leaving.leaves:
             break
-        shown.remove(leaving)
+        place = shown.index(leaving)
+        shown[place : place + 1] = (
+            [replace(leaving, least=leaving.tight, tight=0, leaves=1)] if leaving.tight else []
+        )
     widths = _widths(shown, width)
     lines = []
     if any(column.title for column in shown):
@@ -88,6 +93,12 @@ def grid(columns: Sequence[Column], width: int | None, paint: Paint = PLAIN) -> 
         row = zip(cells, shown, widths, strict=True)
         lines.append(_line(_fit(cell, col, room, paint, col.colour(cell)) for cell, col, room in row))
     return lines
+
+
+def natural(columns: Sequence[Column]) -> int:
+    """How wide the lines of a grid are where there is room for all of it."""
+    shown = [column for column in columns if any(column.cells)]
+    return _room(shown, [column.width for column in shown])
 
 
 def _room(columns: Sequence[Column], widths: Sequence[int]) -> int:

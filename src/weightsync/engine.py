@@ -27,6 +27,7 @@ def receiver_for(
     engine_id: str,
     *,
     stages: bool = True,
+    staged_on: str | None = None,
     rank: int = 0,
     on_commit: Callable[[int], None] | None = None,
     extra_inlets: Mapping[str, InletFactory] | None = None,
@@ -39,6 +40,7 @@ def receiver_for(
         engine_id: the engine's name, the same that its trainers use.
         stages: keep arriving weights beside the live ones until the commit. A failure then leaves the old
             ones whole; it costs the memory of the model once more. Without, a failure quarantines the engine.
+        staged_on: the device of the staged weights, ``"cpu"`` for example; each tensor's own by default.
         rank: which of the engine's ranks this is.
         on_commit: called with the version when the weights are new and generation is still paused.
         extra_inlets: receiving halves of transports of your own, by name.
@@ -50,7 +52,7 @@ def receiver_for(
 
     return Receiver(
         engine_id,
-        StagingSink(held) if stages else InPlaceSink(held),
+        StagingSink(held, device=staged_on) if stages else InPlaceSink(held),
         inlets={**inlets(), **(extra_inlets or {})},
         unpack=unpack,
         digest=digest,

@@ -30,7 +30,7 @@ class RoundRow:
         path: the states it went through, in order.
         outcome: ``complete``, ``partial``, ``failed``, or ``unfinished``.
         ok: whether it did what was asked: the same question as ``RoundResult.ok``.
-        failed_in: the state it was in when it failed.
+        failed_in: the state in which the first error came.
         seconds: from its first record to its end, or to its last record.
         pause: the longest pause of an engine, in seconds; None where nobody said.
         engines: what each engine was when it was over.
@@ -105,7 +105,7 @@ def row_of(round: RoundLog) -> RoundRow:
         published=_text(told.get("published")),
         unclean=told.get("unclean") is True,
         ok=result is not None and outcome in _GOOD and result.error is None,
-        failed_in=_failed_in(records),
+        failed_in=_failed_in(records, result),
         seconds=_seconds(records, result),
         pause=max(pauses.values(), default=None),
         pauses=pauses,
@@ -142,10 +142,13 @@ def _path(records: tuple[Record, ...]) -> tuple[str, ...]:
     return tuple(state for state in (start, *(record.target for record in moves)) if state)
 
 
-def _failed_in(records: tuple[Record, ...]) -> str | None:
-    failed = State.Failed.name
-    moves = (record.source for record in records if record.target == failed and record.source != failed)
-    return next(moves, None)
+def _failed_in(records: tuple[Record, ...], result: Record | None) -> str | None:
+    """From where it went to Failed; or where it lost an engine, after a publication left no way to Failed."""
+    failed, told = State.Failed.name, [record for record in records if record.event == "transition"]
+    found = [record.source for record in told if record.target == failed and record.source != failed]
+    if not found and result is not None and result.culprit is not None:
+        found = [each.source for each in told if each.engine == result.culprit and each.error is not None]
+    return found[0] if found else None
 
 
 def _blamed(records: tuple[Record, ...], result: Record | None) -> Record | None:

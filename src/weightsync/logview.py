@@ -88,7 +88,7 @@ def _columns(rows: Sequence[RoundRow], *, initials: bool) -> list[Column]:
         Column("pause", [seconds(row.pause) for row in rows], right=True, leaves=8),
         Column("engines", [_engines(row) for row in rows], leaves=5),
         Column("culprit", [clean(row.culprit or "") for row in rows], colour=lambda _: "alarm", leaves=3),
-        Column("error", [clean(row.error or "") for row in rows], least=28, leaves=1),
+        Column("error", [clean(row.error or "") for row in rows], least=28, tight=12, leaves=4),
     ]
 
 

@@ -15,19 +15,21 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .books import EngineBooks, Entry
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.driver import Driver
-from .fsm.errors import RoundInProgress, SetupError
+from .fsm.errors import RoundInProgress, RoundTimedOut, SetupError
 from .fsm.facts import opening
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
 from .fsm.round import Identity, Round
+from .fsm.states import Outcome
 from .handlers.clock import SystemClock
 from .handlers.crew import Parts
 from .handlers.loop import RoundLoop
@@ -41,12 +43,14 @@ __all__ = ["Pending", "WeightSync"]
 class Pending:
     """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
 
-    def __init__(self, step: int, version: int | None, raises: bool) -> None:
+    def __init__(self, step: int, version: int | None, *, raises: bool) -> None:
         self.step = step
         self.version = version
         self._raises = raises
         self._future: Future[RoundResult] = Future()
+        self._future.set_running_or_notify_cancel()  # from here on nobody but the round can end it
         self._lock = threading.Lock()
+        self._queued = False
         self._loop: RoundLoop | None = None
         self._cancelled: BaseException | None = None
 
@@ -58,7 +62,8 @@ class Pending:
     def cancel(self, error: BaseException | None = None) -> None:
         """Ask the round to stop. It still ends in Released; ``wait`` gives its result."""
         with self._lock:
-            self._cancelled = error or asyncio.CancelledError("the round was cancelled")
+            if self._cancelled is None:
+                self._cancelled = error or asyncio.CancelledError("the round was cancelled")
             if self._loop is not None:
                 self._loop.cancel(self._cancelled)
 
@@ -99,9 +104,9 @@ class Pending:
 
     def _stop_and_wait(self, error: BaseException) -> None:
         """Cancel, and hold on through further interrupts until the round is over."""
-        self.cancel(error)
         while not self._future.done():
             try:
+                self.cancel(error)
                 self._future.result()
             except BaseException:  # noqa: BLE001, S112 - the first interrupt is raised by the caller
                 continue
@@ -162,16 +167,17 @@ class WeightSync:
         self._observers = Observers(observers)
         self._jobs: queue.SimpleQueue[tuple[Pending, int, Weights] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
-        self._waiting = 0
+        self._running = threading.Lock()
+        self._last: Pending | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._ended = False
         self._check()
 
     # -- step hooks -------------------------------------------------------------------------------------------
 
     def on_train_begin(self, model: object) -> RoundResult:
         """Hand the initial weights over: version 0, or the next one after a restart. Waits for the round."""
-        return self.begin(0, model, snapshot=False).wait()
+        return self._hand_over(0, model)
 
     def on_step_end(self, step: int, model: object) -> RoundResult | None:
         """Hand the weights over if the policy says so at ``step``; None if it does not. Waits for the round.
@@ -182,7 +188,7 @@ class WeightSync:
         """
         if step % self.policy.every:
             return None
-        return self.begin(step, model, snapshot=False).wait()
+        return self._hand_over(step, model)
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
@@ -202,20 +208,8 @@ class WeightSync:
             RoundInProgress: a round is running and the policy refuses a second one.
             SetupError: this ``WeightSync`` is closed.
         """
-        weights = weights_for(model, snapshot=snapshot)
-        pending = Pending(step, version, self.policy.raise_on_failure)
-        with self._turn:
-            if self._closed:
-                raise SetupError("this WeightSync is closed")
-            if self._waiting and self.policy.when_busy == "refuse":
-                raise RoundInProgress(
-                    f"step {step}: a round is in progress, and Policy(when_busy='refuse') does not queue"
-                )
-            self._waiting += 1
-            self._jobs.put((pending, step, weights))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
-                self._thread.start()
+        pending = Pending(step, version, raises=self.policy.raise_on_failure)
+        self._queue(pending, weights_for(model, snapshot=snapshot))
         return pending
 
     async def round(self, step: int, model: object) -> RoundResult:
@@ -248,7 +242,7 @@ class WeightSync:
     def close(self) -> None:
         """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
         with self._turn:
-            if self._closed:
+            if self._ended:
                 return
             self._closed = True
             thread = self._thread
@@ -260,6 +254,7 @@ class WeightSync:
             link.close()
         self._observers.close()
         self._workers.close()
+        self._ended = True
 
     def __enter__(self) -> WeightSync:
         return self
@@ -281,22 +276,46 @@ class WeightSync:
                 "Policy(on_engine_failure='fail') or a transport that survives a loss"
             )
 
+    def _hand_over(self, step: int, model: object) -> RoundResult:
+        """Begin a round and wait for it; an interrupt at any moment leaves no round behind that still runs."""
+        pending = Pending(step, None, raises=self.policy.raise_on_failure)
+        try:
+            self._queue(pending, weights_for(model, snapshot=False))
+            return pending.wait()
+        except BaseException as error:
+            if pending._queued and not pending.done:
+                pending._stop_and_wait(error)
+            raise
+
+    def _queue(self, pending: Pending, weights: Weights) -> None:
+        job, put = (pending, pending.step, weights), self._jobs.put
+        with self._turn:
+            if self._closed:
+                raise SetupError("this WeightSync is closed")
+            if self.policy.when_busy == "refuse" and self._last is not None and not self._last.done:
+                raise RoundInProgress(
+                    f"step {pending.step}: a round is in progress, and Policy(when_busy='refuse') does not queue"
+                )
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
+                thread.start()
+                self._thread = thread
+            # Nothing that an interrupt could come in between stands between these two.
+            pending._queued = True
+            put(job)
+            self._last = pending
+
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             pending, step, weights = job
-            try:
-                result = self._attempts(pending, step, weights)
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-                self._leave()
-                pending._finished(None, error)
-            else:
-                self._leave()
-                pending._finished(result, None)
+            with self._running:  # also if an interrupted start has left a second thread
+                try:
+                    result = self._attempts(pending, step, weights)
+                except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+                    pending._finished(None, error)
+                else:
+                    pending._finished(result, None)
             del job, pending, weights
-
-    def _leave(self) -> None:
-        with self._turn:
-            self._waiting -= 1
 
     def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:
         """Run the round; a retry is a new round with a fresh membership and a full resend."""
@@ -304,15 +323,17 @@ class WeightSync:
         while True:
             result = self._one(pending, step, attempt, weights)
             self._books.settle(result)
-            if result.ok or attempt >= self.policy.attempts or pending._cancelled is not None:
+            done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
+            if done or attempt >= self.policy.attempts or pending._cancelled is not None:
                 return result
             attempt += 1
 
     def _one(self, pending: Pending, step: int, attempt: int, weights: Weights) -> RoundResult:
-        limits = self.policy.limits()
+        limits, begun = self.policy.limits(), self._clock.now()
         self._books.refresh(limits.engine)
         roster = self._books.roster()
-        version = self._version_of(pending, weights)
+        version = self._version_of(pending, weights, limits.idle)
+        limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))
         facts = opening(
             round=uuid.uuid4().hex[:12],
             version=version,
@@ -337,13 +358,20 @@ class WeightSync:
         pending._started(loop)
         return loop.run()
 
-    def _version_of(self, pending: Pending, weights: Weights) -> int:
+    def _version_of(self, pending: Pending, weights: Weights, limit: float) -> int:
         """The number for these weights: the caller's, if the ledger admits it, or the next free one."""
         if pending.version is None:
             newest = self._ledger.current().newest
             return 0 if newest is None else newest + 1
-        weights.materialize()
-        plan = weights.plan(self.policy.bucket_bytes)
-        digest = weights.digest() if self.policy.verify == "full" else plan.fingerprint
+        try:
+            digest = self._workers.submit(self._digest, weights).result(timeout=limit)
+        except TimeoutError as error:
+            raise RoundTimedOut(f"the weights could not be read within {limit:.3g} s") from error
         self._ledger.admit(pending.version, digest)
         return pending.version
+
+    def _digest(self, weights: Weights) -> str:
+        """What a version's number is bound to."""
+        weights.materialize()
+        plan = weights.plan(self.policy.bucket_bytes)
+        return weights.digest() if self.policy.verify == "full" else plan.fingerprint

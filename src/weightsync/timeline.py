@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from .columns import PLAIN, Column, Paint, clean, grid, shorten
+from .columns import PLAIN, Column, Paint, clean, grid, natural, shorten
 from .fsm.record import Record
 from .fsm.states import Disposition, State
 from .logfile import RoundLog
@@ -171,20 +171,31 @@ def _story(round: RoundLog, row: RoundRow, width: int | None, paint: Paint) -> l
     def who(engine: str) -> str:
         return "alarm" if engine and engine == clean(row.culprit or "") else ""
 
-    return grid(
-        [
-            Column("", [each.mark for each in rows], colour=lambda _: "alarm"),
-            Column("time", [each.at for each in rows], right=True),
-            Column("state", [each.state for each in rows], colour=_state_colour),
-            Column("what", [each.what for each in rows], least=16),
-            Column("engine", [each.engine for each in rows], colour=who, leaves=2),
-            Column("bucket", [each.bucket for each in rows], right=True, leaves=3),
-            Column("took", [each.took for each in rows], right=True, leaves=4),
-            Column("error", [each.error for each in rows], least=12, colour=lambda _: "red", leaves=1),
-        ],
-        width,
-        paint,
-    )
+    columns = [
+        Column("", [each.mark for each in rows], colour=lambda _: "alarm"),
+        Column("time", [each.at for each in rows], right=True),
+        Column("state", [each.state for each in rows], colour=_state_colour),
+        Column("what", [each.what for each in rows], least=16),
+        Column("engine", [each.engine for each in rows], colour=who, leaves=1),
+        Column("bucket", [each.bucket for each in rows], right=True, leaves=2),
+        Column("took", [each.took for each in rows], right=True, leaves=3),
+    ]
+    errors = Column("error", [each.error for each in rows], colour=lambda _: "red")
+    if width is None or natural([*columns, errors]) <= width:
+        return grid([*columns, errors], width, paint)
+    return _interleaved(grid(columns, width, paint), errors.cells, width, paint)
+
+
+def _interleaved(lines: Sequence[str], errors: Sequence[str], width: int, paint: Paint) -> list[str]:
+    """Where there is no room for errors beside the rows: each in full, once, below the row it came in."""
+    found = [lines[0]]
+    told = {""}
+    for line, error in zip(lines[1:], errors, strict=True):
+        found.append(line)
+        if error not in told:
+            found += [paint("red", part) for part in _wrapped(f"     {error}", width)]
+            told.add(error)
+    return found
 
 
 def _bundled(records: Sequence[Record]) -> Iterator[tuple[Record, ...]]:

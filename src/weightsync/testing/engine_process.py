@@ -188,6 +188,14 @@ class _Orders:
         self._planned = (kind, bucket) if kind else None
         self._released.clear()
 
+    def state(self) -> str:
+        """The name of the state that its machine is in."""
+        return self._engine.machine.state.name
+
+    def reached(self) -> bool:
+        """Whether what was planned has happened, or begun."""
+        return self._planned is None
+
     def release(self) -> None:
         """End a ``hang``."""
         self._released.set()

@@ -49,7 +49,11 @@ class SmallEngine:
         self.machine.fire(Opened(session, expectation(plan, content)))
         self._plan = plan
         self._staged = {
-            each.name: torch.zeros(each.shape, dtype=getattr(torch, each.dtype)) for each in plan.tensors
+            # by way of bytes: torch makes not every dtype that it has
+            each.name: torch.zeros(each.nbytes, dtype=torch.uint8)
+            .view(getattr(torch, each.dtype))
+            .view(each.shape)
+            for each in plan.tensors
         }
 
     def receive(self, session: Session, ticket: Ticket, limit: float = 20.0) -> Receipt:

@@ -1,0 +1,125 @@
+"""What this process holds of the system: to see that a round leaves nothing behind.
+
+Only what is this process's own is counted: other programs of the machine come and go meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Levels", "eventually", "levels"]
+
+_POOL = 8
+"""How many idle threads a WeightSync keeps; they come when they are first needed."""
+
+_LASTING = ("weightsync-rounds", "weightsync-observers")
+
+
+def eventually(ready: Callable[[], object], limit: float = 5.0) -> bool:
+    """Whether it becomes true within ``limit`` seconds; for what nobody tells, such as closed descriptors."""
+    end = time.monotonic() + limit
+    while not ready():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Counts at one moment.
+
+    Args:
+        descriptors: how many, by kind.
+        threads: names of this library's threads, without those that live as long as a WeightSync.
+        pool: its threads for whatever may block, which are kept and used again.
+        native: threads that Python did not start.
+        children: process ids.
+        segments: names and mappings in /dev/shm.
+        sockets: paths of sockets.
+    """
+
+    descriptors: Counter[str]
+    threads: tuple[str, ...]
+    pool: int
+    native: int
+    children: frozenset[int]
+    segments: frozenset[str]
+    sockets: frozenset[str]
+
+    def above(self, base: Levels) -> list[str]:
+        """What is more than it was, one line each."""
+        more = (self.descriptors - base.descriptors) if _alone() else Counter()
+        lines = [f"{count} more {kind}" for kind, count in more.items()]
+        lines += [f"thread {name}" for name in self.threads]
+        if self.pool > _POOL:
+            lines.append(f"{self.pool} threads in the pool")
+        if self.native > base.native and _alone():
+            lines.append(f"{self.native - base.native} more native threads")
+        lines += [f"child {pid}" for pid in self.children - base.children]
+        lines += [f"segment {name}" for name in self.segments - base.segments]
+        return lines + [f"socket {name}" for name in self.sockets - base.sockets]
+
+
+def levels() -> Levels:
+    """What this process holds now."""
+    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
+    inodes = set()
+    kinds: Counter[str] = Counter()
+    for target in _links(Path("/proc/self/fd")):
+        kind, _, rest = target.partition(":")
+        kinds[kind if rest else "file"] += 1
+        if kind == "socket":
+            inodes.add(rest.strip("[]"))
+    return Levels(
+        descriptors=kinds,
+        threads=tuple(sorted(name for name in ours if name != "weightsync" and name not in _LASTING)),
+        pool=ours.count("weightsync"),
+        native=sum(1 for _ in os.scandir("/proc/self/task")) - threading.active_count(),
+        children=frozenset(_children()),
+        segments=frozenset(_segments()),
+        sockets=frozenset(_paths(inodes)),
+    )
+
+
+def _alone() -> bool:
+    """Whether nobody else opens descriptors in this process at its own time, as Ray's driver does."""
+    ray = sys.modules.get("ray")
+    return ray is None or not ray.is_initialized()
+
+
+def _links(folder: Path) -> list[str]:
+    found = []
+    for entry in os.scandir(folder):
+        try:
+            found.append(str(Path(entry.path).readlink()))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return found
+
+
+def _children() -> list[int]:
+    return [
+        int(pid)
+        for children in Path("/proc/self/task").glob("*/children")
+        if children.exists()
+        for pid in children.read_text().split()
+    ]
+
+
+def _segments() -> list[str]:
+    named = [path.name for path in Path("/dev/shm").iterdir() if f"_{os.getpid()}_" in path.name]
+    lines = Path("/proc/self/maps").read_text().splitlines() if _alone() else []
+    return named + [line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line]
+
+
+def _paths(inodes: set[str]) -> list[str]:
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [row[7] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("/")]

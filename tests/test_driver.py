@@ -1,0 +1,402 @@
+"""The driver, one behaviour at a time: orders spelled out as calls, answers joined, limits kept."""
+
+from typing import Any, Literal
+
+import pytest
+
+from weightsync.fsm import events as e
+from weightsync.fsm.calls import Act
+from weightsync.fsm.engine import Answer
+from weightsync.fsm.errors import (
+    EngineError,
+    EngineSilent,
+    LedgerError,
+    PortClosed,
+    RoundTimedOut,
+    TransportError,
+)
+from weightsync.fsm.policy import Policy
+from weightsync.fsm.results import RoundResult
+from weightsync.fsm.states import Disposition, EngineState, Outcome, Publication, State
+from weightsync.testing.desk import Desk
+from weightsync.testing.promises import broken
+from weightsync.testing.simulation import Fault, Simulation
+
+
+def quorum(count: int = 1) -> Policy:
+    """A policy that goes on with ``count`` engines."""
+    return Policy(deadline=4.0, lease=2.0, on_engine_failure="quarantine", quorum=count)
+
+
+def run(*faults: Fault, **options: Any) -> tuple[Simulation, RoundResult]:
+    """A simulated round that kept every promise."""
+    slack = options.pop("slack", 0.0)
+    simulation = Simulation(faults=faults, **options)
+    result = simulation.run()
+    assert broken(simulation, result, slack=slack) == []
+    return simulation, result
+
+
+# -- the good way ---------------------------------------------------------------------------------------
+
+
+def test_a_good_round_calls_everybody_in_order() -> None:
+    """Plan and executors before engines, engines before bytes, commits before publication, release last."""
+    simulation, result = run(executors=2)
+    assert simulation.log == [
+        "acquire()", "plan()", "prepare(0)", "prepare(1)", "open(e0)", "open(e1)", "transport_open()",
+        "broadcast()", "collect()", "bind()", "commit(e0)", "commit(e1)", "publish()", "clean(0)", "clean(1)",
+        "resume(e0)", "resume(e1)", "transport_clean()", "release()",
+    ]  # fmt: skip
+    assert result.outcome is Outcome.complete
+    assert simulation.driver.stale == simulation.driver.refused == 0
+
+
+def test_a_step_waits_for_everything_the_step_before_has_asked_for() -> None:
+    """The transport opens when the last engine is paused, and not before."""
+    desk = Desk()
+    desk.locked()
+    assert desk.done("plan()", Desk.plan) == ["open(e0)", "open(e1)"]
+    assert desk.done("open(e1)") == []
+    assert desk.done("open(e0)") == ["transport_open()"]
+
+
+def test_a_driver_that_is_over_has_nothing_to_do() -> None:
+    """No limit is armed, and late words change nothing but the count of them."""
+    simulation, _ = run()
+    driver, now = simulation.driver, simulation.clock.now()
+    assert (driver.due, driver.phase_end) == (float("inf"), float("inf"))
+    assert driver.tick(now + 100.0) == []
+    assert driver.answered(999, now, value=1) == []
+    assert driver.heard(e.AllSent(), now, phase=State.Broadcasting) == []
+    assert driver.heard(e.Cancelled(), now) == []
+    assert (driver.stale, driver.refused) == (2, 0)
+
+
+# -- executors ------------------------------------------------------------------------------------------
+
+
+def test_an_executor_that_raises_undoes_those_before_it_in_reverse() -> None:
+    """No engine was paused, the later executors are not asked, and the error is the very one."""
+    simulation, result = run(Fault(Act.prepare, "raise", bucket=2), executors=4)
+    assert simulation.log == [
+        "acquire()", "plan()", "prepare(0)", "prepare(1)", "prepare(2)", "transport_abort()", "abort(e0)",
+        "abort(e1)", "undo(1)", "undo(0)", "release()",
+    ]  # fmt: skip
+    assert (result.failed_in, result.unclean) == ("Locked", False)
+    assert str(result.error) == "injected into prepare(2)"
+
+
+def test_the_undo_list_runs_newest_first_and_one_at_a_time() -> None:
+    """Also when one of them fails: the others still get their turn."""
+    simulation, result = run(
+        Fault(Act.broadcast, "raise", bucket=1), Fault(Act.undo, "raise", bucket=1), executors=3
+    )
+    tail = simulation.log[simulation.log.index("abort(e1)") + 1 :]
+    assert tail == ["undo(2)", "undo(1)", "undo(0)", "release()"]
+    assert result.unclean
+    assert str(result.error) == "injected into bucket 1"
+    assert any("undo of x1" in note for note in result.notes)
+
+
+def test_an_executor_that_owes_no_undo_is_not_asked_for_one() -> None:
+    """It handed none back."""
+    desk = Desk("keeps", "forgets")
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.done("prepare(0)", value=True)
+    desk.done("prepare(1)", value=False)
+    assert desk.told(e.Cancelled()) == ["transport_abort()", "abort(e0)", "abort(e1)"]
+    for name in ("transport_abort()", "abort(e0)"):
+        desk.done(name, Answer.reverted)
+    assert desk.done("abort(e1)", Answer.reverted) == ["undo(0)"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_clean_up_that_raises_fails_the_round_that_had_been_published(index: int) -> None:
+    """Those that had their good end are not undone; the others are. The version stays published."""
+    simulation, result = run(Fault(Act.clean, "raise", bucket=index), executors=2)
+    undone = [call for call in simulation.log if call.startswith("undo")]
+    assert undone == [f"undo({number})" for number in (1, 0) if number >= index]
+    assert result.path[-3:] == ("Cleaning", "Failed", "Released")
+    assert (result.published, result.outcome, result.ok) == ("yes", Outcome.complete, False)
+    assert str(result.error) == f"injected into clean({index})"
+
+
+def test_an_executor_that_is_late_is_waited_for_in_failed_and_then_undone() -> None:
+    """The round failed without it, but what it did in the end has to be undone."""
+    desk = Desk("slow")
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    assert desk.wait(1.01) == ["transport_abort()", "abort(e0)", "abort(e1)"]
+    assert desk.state is State.Failed
+    for name in ("transport_abort()", "abort(e0)", "abort(e1)"):
+        assert desk.done(name, Answer.reverted) == []
+    assert desk.done("prepare(0)", value=True) == ["undo(0)"]
+    assert desk.done("undo(0)") == ["release()"]
+    assert not desk.round.facts.unclean
+
+
+def test_an_executor_that_never_comes_back_is_given_up() -> None:
+    """The round ends unclean, in time, and says whom it waited for."""
+    simulation, result = run(Fault(Act.prepare, "hang"), executors=2)
+    assert result.unclean
+    assert "x0 took longer than its limit" in str(result.error)
+    assert "undo(1)" not in simulation.log
+
+
+def test_a_transport_that_cleans_slowly_is_waited_for_in_failed() -> None:
+    """Its good end may come late; the lock is not given back beside it."""
+    _, late = run(Fault(Act.transport_clean, "hang"))
+    assert late.unclean
+    assert late.published == "yes"
+
+
+# -- pausing (all or nothing) -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["raise", "lost"])
+def test_a_pause_that_fails_on_one_engine_is_undone_on_the_others(kind: Literal["raise", "lost"]) -> None:
+    """No byte is sent; each of the others is told to end its session once, the culprit is told too."""
+    simulation, result = run(Fault(Act.open, kind, "e1"), engines=3)
+    assert "broadcast()" not in simulation.log
+    assert [simulation.log.count(f"abort({name})") for name in ("e0", "e1", "e2")] == [1, 0, 1]
+    assert simulation.log.count("fence(e1)") == 1
+    assert (result.culprit, result.failed_in) == ("e1", "Locked")
+    assert result.serving(Disposition.serving_old) == ("e0", "e2")
+    states = [partner.machine.state for partner in simulation.world.partners.values()]
+    assert states == [EngineState.Serving] * 3
+
+
+def test_an_engine_that_fails_over_a_bucket_has_the_others_put_back() -> None:
+    """All had begun; all are ended, and the next round opens every one of them."""
+    simulation, result = run(Fault(Act.broadcast, "raise", "e1", bucket=1), engines=3)
+    assert (result.culprit, result.failed_in) == ("e1", "Broadcasting")
+    assert result.serving(Disposition.serving_old) == ("e0", "e2")
+    following = Simulation(earlier=simulation)
+    again = following.run()
+    assert broken(following, again) == []
+    assert again.outcome is Outcome.complete
+
+
+# -- silence ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", [Act.open, Act.commit, Act.resume])
+@pytest.mark.parametrize("kind", ["hang", "lost"])
+def test_an_engine_that_says_nothing_is_lost_before_its_state_is(act: Act, kind: Any) -> None:
+    """Its own limit is shorter than the state's, so that a quorum helps against silence, too."""
+    simulation, result = run(Fault(act, kind, "e1"), engines=3, policy=quorum(2))
+    assert result.outcome is Outcome.partial
+    assert State.Failed.name not in result.path
+    bad = result.engines[1]
+    assert (bad.engine, bad.disposition) == ("e1", Disposition.quarantined)
+    assert isinstance(bad.error, EngineSilent)
+    assert f"did not answer {act.name} within" in str(bad.error)
+    assert "fence(e1)" in simulation.log
+
+
+def test_without_a_quorum_silence_fails_the_round_and_names_the_engine() -> None:
+    """The others are put back, and the one that was silent is fenced."""
+    _, result = run(Fault(Act.commit, "hang", "e1"), engines=3)
+    assert (result.culprit, result.failed_in, result.published) == ("e1", "Cleaning", "no")
+    assert isinstance(result.error, EngineSilent)
+
+
+def test_a_receipt_that_never_comes_is_named_in_the_time_out() -> None:
+    """Whoever owes it."""
+    _, result = run(Fault(Act.broadcast, "lost", "e1", bucket=2), engines=3)
+    assert isinstance(result.error, RoundTimedOut)
+    assert "no receipt from e1" in str(result.error)
+    assert result.failed_in == "Awaiting"
+
+
+def test_an_engine_whose_resume_fails_after_the_publication_is_quarantined() -> None:
+    """The version is out: the round goes on without it."""
+    _, result = run(Fault(Act.resume, "raise", "e0"), policy=quorum())
+    assert (result.outcome, result.published) == (Outcome.partial, "yes")
+    assert result.serving(Disposition.quarantined) == ("e0",)
+    assert result.ok
+
+
+def test_a_resume_that_fails_in_failed_leaves_the_round_unclean() -> None:
+    """Putting back did not succeed there."""
+    _, result = run(Fault(Act.publish, "raise"), Fault(Act.resume, "raise", "e0"))
+    assert result.unclean
+    assert "injected into publish()" in str(result.error)
+    assert any("resume of e0" in note for note in result.notes)
+
+
+def test_an_answer_that_comes_too_late_changes_nothing() -> None:
+    """The engine was given up on and fenced; its word is counted and logged."""
+    desk = Desk(policy=Policy(deadline=4.0, lease=20.0, on_engine_failure="quarantine", quorum=1))
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.done("open(e0)")
+    assert desk.wait(0.7) == ["fence(e1)", "transport_open()"]
+    facts = desk.round.facts
+    assert desk.done("open(e1)") == []
+    assert desk.round.facts is facts
+    assert desk.driver.stale == 1
+    assert desk.round.records()[-1].event == "stale"
+
+
+# -- the transport ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "state", "missing"),
+    [("broadcast()", State.Broadcasting, "bucket"), ("collect()", State.Awaiting, "receipt")],
+)
+def test_a_transport_that_returns_without_having_told_everything_failed(
+    act: str, state: State, missing: str
+) -> None:
+    """Nothing would come after it any more."""
+    desk = Desk()
+    (desk.broadcasting if state is State.Broadcasting else desk.awaiting)()
+    assert "transport_abort()" in desk.done(act)
+    cause = desk.round.facts.cause
+    assert cause is not None
+    assert str(cause.error) == f"{act[:-2]} returned without every {missing}"
+
+
+def test_a_port_of_another_phase_is_stale() -> None:
+    """Late words of a phase that is over are counted, and change nothing."""
+    desk = Desk()
+    desk.awaiting()
+    before = desk.round.facts
+    assert desk.told(e.BucketSent(1), State.Broadcasting) == []
+    assert desk.told(e.EngineLost(desk.members[0], EngineError("late")), State.Broadcasting) == []
+    assert desk.round.facts is before
+    assert desk.driver.stale == 2
+
+
+def test_a_transport_that_fires_what_the_table_refuses_is_counted_and_told() -> None:
+    """Its round goes on as if nothing had been said, and ends by its time-out if nothing is."""
+    desk = Desk()
+    desk.broadcasting()
+    assert desk.told(e.AllSent(), State.Broadcasting) == []
+    assert (desk.driver.refused, desk.state) == (1, State.Broadcasting)
+    record = desk.round.records()[-1]
+    assert (record.event, record.trigger) == ("refused", "AllSent")
+    assert "not legal in Broadcasting" in str(record.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "fails"), [(PortClosed("moved on"), False), (TransportError("socket"), True)]
+)
+def test_an_error_after_the_phase_is_one_unless_it_says_so(error: Exception, fails: bool) -> None:
+    """A transport that noticed that the round moved on did nothing wrong."""
+    desk = Desk()
+    desk.broadcasting()
+    desk.told(e.BucketSent(0), State.Broadcasting)
+    desk.told(e.AllSent(), State.Broadcasting)
+    desk.done("broadcast()", error=error)
+    assert desk.state is (State.Failed if fails else State.Awaiting)
+
+
+@pytest.mark.parametrize("act", [Act.transport_open, Act.broadcast, Act.collect])
+def test_a_transport_that_even_its_abort_cannot_stop_leaves_the_round_unclean(act: Act) -> None:
+    """Something of it is still under way when the lock is given back, and the result says so."""
+    _, result = run(Fault(act, "hang"))
+    assert result.unclean
+    assert any(f"later, {act.name}: RoundTimedOut" in note for note in result.notes)
+    _, stopped = run(Fault(Act.broadcast, "hang", bucket=1))
+    assert not stopped.unclean
+
+
+# -- commit and publication -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_publication_that_is_unsure_is_asked_for(published: bool) -> None:
+    """The call failed, and the ledger knows: the round goes on, or fails with the call's error."""
+    desk, error = Desk(engines=1), OSError("net")
+    desk.cleaning()
+    desk.done("bind()")
+    assert desk.done("commit(e0)") == ["publish()"]
+    assert desk.done("publish()", error=error) == ["ask()"]
+    if published:
+        assert desk.done("ask()", value=True) == ["resume(e0)"]
+        assert desk.round.facts.publication is Publication.yes
+    else:
+        assert desk.done("ask()", value=False) == ["transport_abort()"]
+        cause = desk.round.facts.cause
+        assert cause is not None
+        assert (cause.trigger, cause.error) == ("PublishFailed", error)
+
+
+@pytest.mark.parametrize("late", [None, LedgerError("stale"), OSError("net")])
+def test_the_first_answer_of_the_ledger_counts(late: Exception | None) -> None:
+    """It was asked in Failed and has answered; what the publication itself says then is nothing new."""
+    desk = Desk(engines=1)
+    desk.cleaning()
+    desk.done("bind()")
+    desk.done("commit(e0)")
+    assert desk.wait(1.01) == ["transport_abort()", "ask()"]
+    desk.done("transport_abort()")
+    desk.done("ask()", value=late is None)
+    publication = desk.round.facts.publication
+    assert desk.done("publish()", error=late) == ["resume(e0)"]
+    assert desk.round.facts.publication is publication
+    assert desk.driver.refused == 0
+
+
+def test_a_version_that_the_ledger_refuses_is_not_published() -> None:
+    """It says so before the lock's work begins, and its word is the error."""
+    first, _ = run()
+    simulation, result = run(version=0, content="other bytes", earlier=first)
+    assert isinstance(result.error, LedgerError)
+    assert (result.published, result.failed_in) == ("no", "Locked")
+    assert "open(e0)" not in simulation.log
+
+
+def test_a_number_that_cannot_be_bound_has_nobody_commit() -> None:
+    """Every engine keeps the old version."""
+    simulation, result = run(Fault(Act.bind, "raise"))
+    assert not any(call.startswith("commit") for call in simulation.log)
+    assert result.serving(Disposition.serving_old) == ("e0", "e1")
+    assert str(result.error) == "injected into bind()"
+
+
+def test_a_commit_that_is_refused_is_not_resumed() -> None:
+    """With a quorum the round goes on; the engine is fenced."""
+    simulation, result = run(Fault(Act.commit, "raise", "e0"), policy=quorum())
+    assert result.outcome is Outcome.partial
+    assert "resume(e0)" not in simulation.log
+    assert "fence(e0)" in simulation.log
+
+
+def aborted(answer: object, error: BaseException | None = None) -> tuple[Desk, list[str]]:
+    """A round that failed in Broadcasting; e0 answers so, e1 well."""
+    desk = Desk()
+    desk.broadcasting()
+    desk.done("broadcast()", error=TransportError("gone"))
+    desk.done("transport_abort()")
+    desk.done("abort(e1)", Answer.reverted)
+    return desk, desk.done("abort(e0)", answer, error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "disposition"),
+    [
+        (Answer.reverted, Disposition.serving_old),
+        (Answer.torn, Disposition.quarantined),
+        (Answer.committed, Disposition.quarantined),  # before anybody was told to
+        (None, Disposition.quarantined),
+        ("fine", Disposition.quarantined),
+    ],
+)
+def test_what_an_engine_says_to_an_abort_decides_what_it_is(answer: object, disposition: Disposition) -> None:
+    """Only its own word that it holds the old weights makes it serve them; nonsense proves nothing."""
+    desk, calls = aborted(answer)
+    assert calls[-1] == "release()"
+    assert desk.round.facts.disposition(desk.members[0]) is disposition
+    assert desk.round.facts.disposition(desk.members[1]) is Disposition.serving_old
+
+
+def test_an_engine_that_fails_to_answer_an_abort_is_fenced() -> None:
+    """Whatever its error is."""
+    desk, calls = aborted(None, ValueError("no"))
+    assert calls == ["fence(e0)", "release()"]
+    assert desk.round.facts.disposition(desk.members[0]) is Disposition.quarantined
