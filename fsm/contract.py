@@ -50,6 +50,10 @@ class Clock(Protocol):
 class Weights(Protocol):
     """The tensors of one version on the trainer's side. What a tensor is, only transports know."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether the tensors are there: nothing has to be read, or gathered, under the lock."""
+
     def materialize(self) -> None:
         """Read the tensors if they come from a generator. Runs once, in Locked; may raise what it likes."""
 

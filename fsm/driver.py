@@ -265,9 +265,13 @@ class Driver:
         self._then(lambda: self.call(Act.plan, limit=self.limits.forward))
         for index in range(len(self.executors)):
             self._then(self._step(Act.prepare, index))
-        self._then(lambda: self._each(Act.open, self.round.facts.remaining))
-        self._then(lambda: self.call(Act.transport_open))
+        self._then(self._open_all)
         self._then(self._prepared)
+
+    def _open_all(self) -> None:
+        """Engines and transport at once: a receiving half that is started early waits for its session."""
+        self._each(Act.open, self.round.facts.remaining)
+        self.call(Act.transport_open)
 
     def _prepared(self) -> None:
         if self._expected is not None:

@@ -33,7 +33,10 @@ from .states import State
 from .table import ROUND
 from .welcome import welcome
 
-__all__ = ["Alphabet", "Said", "Seen", "alphabet", "chaos", "explore", "small_round"]
+__all__ = [
+    "SOMETHING", "Alphabet", "Said", "Seen", "alphabet", "chaos", "explore", "receipts", "small_plan",
+    "small_round",
+]  # fmt: skip
 
 EPOCH = 1
 SOMETHING = Cause("something", State.Idle)

@@ -141,16 +141,12 @@ def _bad(facts: Facts, event: EngineAcked) -> bool:
 
 def bad_more(facts: Facts, event: EngineAcked, state: State) -> bool:
     """A bad receipt; the quorum holds without it and others still owe theirs."""
-    return (
-        _bad(facts, event) and _holds(facts, event.engine) and _others_owe_receipt(facts, event.engine)
-    )
+    return _bad(facts, event) and _holds(facts, event.engine) and _others_owe_receipt(facts, event.engine)
 
 
 def bad_last(facts: Facts, event: EngineAcked, state: State) -> bool:
     """A bad receipt; the quorum holds without it and nobody else owes one."""
-    return (
-        _bad(facts, event) and _holds(facts, event.engine) and not _others_owe_receipt(facts, event.engine)
-    )
+    return _bad(facts, event) and _holds(facts, event.engine) and not _others_owe_receipt(facts, event.engine)
 
 
 def bad_breaks(facts: Facts, event: EngineAcked, state: State) -> bool:

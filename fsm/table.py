@@ -237,10 +237,14 @@ def check_laws(table: Table[State, Facts]) -> None:
     for state in table.states:
         for watchdog in sorted(e.WATCHDOGS, key=lambda event: event.__name__):
             if not table.rows_for(state, watchdog):
-                raise TableError(f"law 'watchdogs' ({LAWS['watchdogs']}): {watchdog.__name__} in {state.name}")
+                raise TableError(
+                    f"law 'watchdogs' ({LAWS['watchdogs']}): {watchdog.__name__} in {state.name}"
+                )
 
 
-def build(rows: list[tuple[type[e.Event], State, State | None, Guard | None, Learn | None, tuple[Verb, ...]]]) -> Table[State, Facts]:
+def build(
+    rows: list[tuple[type[e.Event], State, State | None, Guard | None, Learn | None, tuple[Verb, ...]]],
+) -> Table[State, Facts]:
     """A table of the round from rows, numbered in their order; the laws are checked.
 
     Raises:

@@ -135,10 +135,10 @@ def _seconds(records: tuple[Record, ...]) -> dict[str, float]:
 
 
 def _bucket(facts: Facts) -> int | None:
-    """The bucket the first error is about: the error's own word, else the one that was being sent."""
+    """The bucket the first error is about: the engine's own word, else the one that was being sent."""
     if facts.cause is None:
         return None
-    told = getattr(facts.cause.error, "bucket", None)
+    told = getattr(facts.cause.error, "bucket", None) if facts.cause.engine is not None else None
     if isinstance(told, int):
         return told
     under_way = facts.cause.state is State.Broadcasting and facts.sent < facts.buckets

@@ -74,6 +74,7 @@ class Crew:
     expected: Expectation | None = None
     ports: list[RoundPort] = field(default_factory=list)
     _undos: dict[int, Undo] = field(default_factory=dict)
+    _planning: Future[Expectation] | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def carry_out(self, call: Call) -> None:
@@ -132,6 +133,8 @@ class Crew:
         return Ticket(f"{facts.round}-{self.parts.attempt}", self.parts.owner, facts.round)
 
     def _acquire(self, call: Call) -> tuple[int, float]:
+        if self.parts.weights.ready:  # the digest can be worked out while the lock service is asked
+            self._planning = self.workers.submit(self._planned)
         lock, ticket = self.parts.lock, self._ticket
         lock.request(ticket.owner, ticket.round, ticket_id=ticket.id)
         limit = 0.0  # the first answer comes at once, and says who holds the lock
@@ -162,6 +165,9 @@ class Crew:
     # -- the trainer ------------------------------------------------------------------------------------------
 
     def _make_plan(self, call: Call) -> Expectation:
+        return self._planning.result() if self._planning is not None else self._planned()
+
+    def _planned(self) -> Expectation:
         parts, weights = self.parts, self.parts.weights
         weights.materialize()
         plan = weights.plan(parts.bucket_bytes)

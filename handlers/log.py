@@ -37,6 +37,10 @@ _TROUBLES = frozenset({"refused", "escalation", "undo", "cleanup"})
 """What asks for a person: an impossible fact, a lock that cannot be given back, things left over."""
 
 
+_PATIENCE = 1.0
+"""Seconds for which closing waits for a write that hangs; then the file is left to the garbage collector."""
+
+
 class StateLog:
     """An observer that writes every record to a file. Safe to call from several threads.
 
@@ -149,16 +153,13 @@ class _Lines:
         except OSError as error:
             raise SetupError(f"the state log {path} cannot be opened: {error.strerror or error}") from error
         self._start = b"" if _ends_with_a_line(path) else b"\n"
-
-    @property
-    def closed(self) -> bool:
+        self.closed = False
         """Whether nothing is written any more."""
-        return self._file.closed
 
     def write(self, line: str) -> None:
         """Append ``line``."""
         with self._lock:
-            if self._file.closed:
+            if self.closed:
                 return
             data = memoryview(self._start + line.encode() + b"\n")
             while data:  # one write is all it takes, unless the disk fills up in the middle of the line
@@ -171,9 +172,13 @@ class _Lines:
     debug = info = warning = error = write
 
     def close(self) -> None:
-        """Close the file; idempotent."""
-        with self._lock:
-            self._file.close()
+        """Close the file; idempotent. A write that hangs is waited for only a little while."""
+        self.closed = True
+        if self._lock.acquire(timeout=_PATIENCE):
+            try:
+                self._file.close()
+            finally:
+                self._lock.release()
 
 
 def _private(path: str, flags: int) -> int:

@@ -86,4 +86,4 @@ class _Printed:
     def update(self, n: int = 1, /) -> None:
         """Count, and say so."""
         self._count += n
-        print(f"weights handed over: {self._count} rounds", file=sys.stderr, flush=True)  # noqa: T201 - its purpose
+        print(f"weights handed over ({self._count} so far)", file=sys.stderr, flush=True)  # noqa: T201 - its purpose

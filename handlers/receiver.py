@@ -10,6 +10,7 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,8 @@ class Receiver:
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
         self._plans: dict[str, Plan] = {}
+        self._opens = threading.Condition()
+        self._unopened: dict[Session, BaseException] = {}
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -146,25 +149,25 @@ class Receiver:
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
             StaleSession: a newer session was open already, or this one was aborted meanwhile.
         """
-        self._fault("open")
-        self.check_incarnation(incarnation)
-        plan = self._whole(plan)
-        _check_expectation(plan, expected)
-        self._sink.check(plan)
-        self._rank.open(session, expected, limit)
         try:
-            self._job = self._ready(session, plan, expected, limit)
-        except BaseException:
-            self._rank.give_up(session)
+            self._fault("open")
+            job = self._open(session, incarnation, plan, expected, limit)
+        except PlanUnknown:
+            raise  # the trainer asks again, with the whole plan
+        except BaseException as error:
+            self._answer_early(lambda: self._unopened.__setitem__(session, error))
             raise
+        self._answer_early(lambda: setattr(self, "_job", job))
         self._fault("opened")
 
     def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:
         """Receive and apply every bucket; the receipt is made when the transfer buffer was let go of.
 
+        The word may overtake the open of its session: then it waits for it, and fails as that fails.
         Blocks its thread. Whatever goes wrong ends the session, and is raised.
         """
         self._fault("receive")
+        self._await_open(session)
         job, reception = self._begin(session)
         try:
             self._receive(job, reception, ticket)
@@ -204,6 +207,7 @@ class Receiver:
         """
         self._fault("abort")
         answer = self._rank.abort(session)
+        self._answer_early(lambda: None)
         self._fault("aborted")
         return answer
 
@@ -223,6 +227,44 @@ class Receiver:
             )
 
     # -- how -----------------------------------------------------------------------------------------------
+
+    def _open(
+        self, session: Session, incarnation: str, plan: Plan | str, expected: Expectation, limit: float
+    ) -> _Job:
+        self.check_incarnation(incarnation)
+        plan = self._whole(plan)
+        _check_expectation(plan, expected)
+        self._sink.check(plan)
+        self._rank.open(session, expected, limit)
+        try:
+            return self._ready(session, plan, expected, limit)
+        except BaseException:
+            self._rank.give_up(session)
+            raise
+
+    def _answered(self, session: Session) -> bool:
+        """Whether the open of ``session`` is done, has failed, or can no longer succeed."""
+        job = self._job
+        return (
+            session in self._unopened
+            or (job is not None and job.session.epoch >= session.epoch)
+            or self._machine.facts.fenced >= session.epoch
+        )
+
+    def _await_open(self, session: Session) -> None:
+        with self._opens:
+            self._opens.wait_for(lambda: self._answered(session), self._rank.patience)
+            error = self._unopened.get(session)
+        if error is not None:
+            raise error
+
+    def _answer_early(self, note: Callable[[], None]) -> None:
+        """Note how an open ended, and wake a receive that waits for it."""
+        with self._opens:
+            note()
+            while len(self._unopened) > _PLANS:
+                self._unopened.pop(next(iter(self._unopened)))
+            self._opens.notify_all()
 
     def _whole(self, plan: Plan | str) -> Plan:
         if isinstance(plan, str):

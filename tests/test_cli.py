@@ -63,6 +63,7 @@ def spoilt(state: Path, tmp_path: Path) -> Path:
 def command(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """The command line in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **options.pop("env", {})}
+    environment.pop("PYTHONUNBUFFERED", None)  # what is buffered fails later, and has to fail as well
     argv = [sys.executable, "-m", "weightsync", *map(str, arguments)]
     return subprocess.Popen(argv, env=environment, **options)
 

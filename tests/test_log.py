@@ -1,5 +1,6 @@
 """The state log as it is written: whole lines, in order, that replay; and never in the way of a round."""
 
+import contextlib
 import copy
 import json
 import logging
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -268,6 +270,34 @@ def test_a_line_that_fits_only_in_part_is_no_success(tmp_path: Path) -> None:
     whole, half, later = path.read_text().splitlines()
     assert json.loads(whole) == json.loads(later)
     assert whole.startswith(half)
+
+
+def test_closing_does_not_wait_for_a_write_that_hangs(tmp_path: Path) -> None:
+    """A disk that hangs, here a pipe that nobody empties, keeps its own thread and nobody else."""
+    fifo = tmp_path / "state.jsonl"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    log = StateLog(fifo)
+
+    def tell() -> None:
+        for _ in range(20):
+            log(made(error="x" * 10_000))
+
+    writing = threading.Thread(target=tell)
+    writing.start()
+    writing.join(0.2)
+    assert writing.is_alive()
+    began = time.monotonic()
+    log.close()
+    assert time.monotonic() - began < 10.0
+    read = 0
+    while writing.is_alive():
+        with contextlib.suppress(BlockingIOError):  # it may be empty for a moment
+            read += len(os.read(reader, 1 << 16))
+        writing.join(0.01)
+    os.close(reader)
+    log.close()
+    assert read < 20 * 10_000  # what came after the close was let go
 
 
 @pytest.mark.parametrize("where", ["", "a-file/state.jsonl"], ids=["a folder", "below a file"])

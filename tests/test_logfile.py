@@ -105,6 +105,14 @@ def test_a_last_line_needs_no_end(path: Path) -> None:
     assert (len(found.rounds), found.bad) == (4, 0)
 
 
+def test_a_key_that_is_null_is_as_good_as_left_out(path: Path) -> None:
+    """Whoever writes every key reads back the same."""
+    records = rounds()[0]
+    full = [{**dict.fromkeys(KEYS), **record.to_json()} for record in records]
+    found = written(path, b"".join(json.dumps(each).encode() + b"\n" for each in full))
+    assert (found.bad, found.rounds[0].plain()) == (0, plain(records))
+
+
 def test_a_rounds_last_word_is_its_result(path: Path) -> None:
     """If it came to one."""
     found = written(path, good_log())

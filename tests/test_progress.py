@@ -3,6 +3,7 @@
 import io
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,14 @@ def test_a_failed_round_does_not_move_the_bar(act: Act) -> None:
     assert count(records(Fault(act, "raise", bucket=0 if act is Act.broadcast else None))) == 0
 
 
+@pytest.mark.parametrize(("outcome", "moves"), [("complete", 1), ("partial", 1), ("failed", 0), (None, 0)])
+def test_it_is_the_outcome_that_counts(outcome: str | None, moves: int) -> None:
+    """Also where nobody named an error; and no other record is taken for a result."""
+    result = Record(time=0.0, event="result", table="t", round="r", seq=9, facts={"outcome": outcome})
+    assert count((result,)) == moves
+    assert count((replace(result, event="call"), replace(result, facts=None))) == 0
+
+
 def test_a_round_that_published_and_then_met_an_error_does_not_move_the_bar() -> None:
     """It asks for a look, so it counts as little as it does for ``RoundResult.ok``."""
     simulation = Simulation(faults=[Fault(Act.clean, "raise")])
@@ -70,8 +79,9 @@ def test_a_round_that_published_and_then_met_an_error_does_not_move_the_bar() ->
     assert count(simulation.round.records()) == 0
 
 
-def test_a_real_tqdm_without_a_total_is_used_though_it_is_false() -> None:
+def test_a_real_tqdm_without_a_total_is_used_though_it_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked whether it is there, not whether it is true, and it stays open: it is not ours."""
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # or it leaves a thread for the other tests to count
     with tqdm(total=0, file=io.StringIO()) as bar:
         assert not bar
         progress = Progress(bar)
@@ -92,10 +102,10 @@ def test_a_bar_of_its_own_is_made_when_it_is_needed(capsys: pytest.CaptureFixtur
     assert not capsys.readouterr().err
     for record in [*good, *good]:
         progress(record)
+    assert threading.active_count() == before
     progress.close()
     progress.close()
     assert "weights handed over: 2 rounds" in capsys.readouterr().err
-    assert threading.active_count() == before
 
 
 def test_without_tqdm_a_line_is_printed(
@@ -108,6 +118,6 @@ def test_without_tqdm_a_line_is_printed(
         progress(record)
     progress.close()
     assert capsys.readouterr().err.splitlines() == [
-        "weights handed over: 1 rounds",
-        "weights handed over: 2 rounds",
+        "weights handed over (1 so far)",
+        "weights handed over (2 so far)",
     ]

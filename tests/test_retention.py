@@ -85,6 +85,7 @@ def test_a_list_that_is_still_empty_is_a_list() -> None:
     tensors: list[int] = []
     source = [3]
     retention = Retention(tensors)
+    retention.clean(view(source))
     tensors.append(1)
     retention.clean(view(source))
     assert (tensors, source) == ([], [3])

@@ -85,6 +85,11 @@ class TorchWeights:
         self.materialize()
         return self._ties
 
+    @property
+    def ready(self) -> bool:
+        """Whether the tensors have been read."""
+        return self._specs is not None
+
     def materialize(self) -> None:
         """Read the tensors, once. What a generator or a function raises comes out as it is.
 

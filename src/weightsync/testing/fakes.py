@@ -89,6 +89,11 @@ class FakeWeights:
         self.bad: dict[str, Bent] = {}
         self._size = size
 
+    @property
+    def ready(self) -> bool:
+        """Never before it is asked for."""
+        return False
+
     def materialize(self) -> None:
         """Nothing to read."""
         _bend(self.bad, "materialize")

@@ -113,14 +113,8 @@ def _engine(row: EngineRow, partner: Partner, before: EngineFacts, version: int)
     state, facts = partner.machine.state, partner.machine.facts
     if facts.session is not None or state not in (EngineState.Serving, EngineState.Quarantined):
         yield f"{row.engine} is left {state.name}, session {facts.session}"
-    if row.disposition is Disposition.serving_new and (state, facts.version) != (
-        EngineState.Serving,
-        version,
-    ):
-        yield f"{row.engine} is {row.disposition.name} and {state.name} with version {facts.version}"
-    if row.disposition is Disposition.serving_old and (
-        state is not EngineState.Serving or facts.version != before.version
-    ):
-        yield f"{row.engine} is {row.disposition.name} and {state.name} with version {facts.version}"
+    wanted = {Disposition.serving_new: version, Disposition.serving_old: before.version}
+    if row.disposition in wanted and (state, facts.version) != (EngineState.Serving, wanted[row.disposition]):
+        yield f"{row.engine} is {row.disposition.name}, but {state.name} with version {facts.version}"
     if facts.version is not None and before.version is not None and facts.version < before.version:
         yield f"{row.engine} fell from version {before.version} to {facts.version}"

@@ -36,11 +36,14 @@ from weightsync.transports.weights import TorchWeights
 from .engines import Engine, InThreads, Look
 from .keeper import CountingLock
 from .levels import Levels, eventually, levels
+from .scripts import ANY
 from .tensors import BUCKET, same, state
 
-__all__ = ["GOOD_PATH", "Bench", "quick", "threads"]
+__all__ = ["GOOD_PATH", "SENDING", "Bench", "quick", "threads"]
 
 GOOD_PATH = ("Idle", "Locked", "Broadcasting", "Awaiting", "Cleaning", "Released")
+SENDING = ("Broadcasting", "Awaiting")
+"""Where a round is when an engine fails in a bucket: the sender may have sent the last one meanwhile."""
 SLACK = 2.0
 
 
@@ -59,12 +62,17 @@ class Log:
 
     name = "log"
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: CountingLock) -> None:
         self.records: list[Record] = []
+        self.leaks: list[Record] = []
+        self._keeper = keeper
 
     def __call__(self, record: Record) -> None:
-        """Keep it."""
+        """Keep it; and look who holds the lock when a round is said to be over."""
         self.records.append(record)
+        over = record.target == State.Released.name and record.source != record.target
+        if over and self._keeper.holder == "trainer" and not self._keeper.dead:
+            self.leaks.append(record)
 
 
 @dataclass
@@ -101,7 +109,7 @@ class Bench:
         self.policy = policy or quick()
         self.engines = {engine.name: engine for engine in engines}
         self.keeper = CountingLock(self.policy.lease)
-        self.log = Log()
+        self.log = Log(self.keeper)
         self.history: dict[int | None, list[Mapping[str, Tensor]]] = {
             None: [look.tensors for look in self.looks().values()]
         }
@@ -167,7 +175,7 @@ class Bench:
     ) -> RoundResult:
         """A round that must fail with ``error`` (the object, or its kind), seen from all sides.
 
-        Of several phases each will do, and then the bucket is not looked at.
+        Of several phases each will do. ``bucket`` may be ``ANY``.
         """
         model = state(self._steps + 1) if model is None else model
         weights = {} if deferred(model) else tensors_of(model)
@@ -178,6 +186,20 @@ class Bench:
         assert result.published == published, f"published: {result.published}"
         if result.published != "no" or result.serving(Disposition.serving_new):
             self._remember(result.version, weights)
+        self.over(result, before)
+        return result
+
+    def meets(self, error: BaseException, model: object | None = None) -> RoundResult:
+        """A round in which ``error`` is raised somewhere: if it failed, then by that; seen from all sides."""
+        model = state(self._steps + 1) if model is None else model
+        before = self._before()
+        result = self.run(model)
+        if not result.ok:
+            self._explained(
+                result, error, engine=result.culprit, phase=result.failed_in, bucket=result.bucket
+            )
+            assert result.failed_in is not None, "where it failed is not said"
+        self._remember(result.version, tensors_of(model))
         self.over(result, before)
         return result
 
@@ -200,6 +222,7 @@ class Bench:
 
     def lock_is_free(self) -> None:
         """Somebody else gets the lock at once."""
+        assert not self.log.leaks, "Released was told while the lock was held"
         if self._own_lock:
             assert self.keeper.taken_by_another(), f"the lock is not free, it is {self.keeper.holder}'s"
 
@@ -258,7 +281,9 @@ class Bench:
         phase: str | tuple[str, ...] | None, bucket: int | None,
     ) -> None:  # fmt: skip
         if isinstance(phase, tuple) and result.failed_in in phase:
-            phase, bucket = result.failed_in, result.bucket
+            phase = result.failed_in
+        if bucket == ANY:
+            bucket = result.bucket
         try:
             result.require()
         except SyncFailed as failure:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,12 +107,11 @@ def _links(folder: Path) -> list[str]:
 
 
 def _children() -> list[int]:
-    return [
-        int(pid)
-        for children in Path("/proc/self/task").glob("*/children")
-        if children.exists()
-        for pid in children.read_text().split()
-    ]
+    found: list[int] = []
+    for entry in os.scandir("/proc/self/task"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found += map(int, Path(entry.path, "children").read_text().split())
+    return found
 
 
 def _segments() -> list[str]:

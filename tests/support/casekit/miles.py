@@ -19,9 +19,9 @@ from weightsync.fsm.states import Disposition
 from weightsync.handlers.progress import Bar as AnyBar
 from weightsync.joining import transport_for
 
-from .bench import GOOD_PATH, Bench, quick, threads
+from .bench import GOOD_PATH, SENDING, Bench, quick, threads
 from .levels import eventually
-from .scripts import Block, Injected, Raise
+from .scripts import ANY, Block, Injected, Raise
 from .tensors import state
 from .wrapped import Bar, Tripwire
 
@@ -167,7 +167,7 @@ def crossing_grant() -> None:
 
 PHASES: dict[str, str | tuple[str, ...]] = {
     "open": "Locked", "broadcast": "Broadcasting", "collect": "Awaiting",
-    "apply": "Broadcasting", "release": ("Broadcasting", "Awaiting"), "commit": "Cleaning",
+    "apply": "Broadcasting", "release": SENDING, "commit": "Cleaning",
 }  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def engine_failure(transport: str, point: str) -> None:
         else:
             one.arm(point, Raise(boom))
         bench.fails(
-            boom, engine="e0", phase=PHASES[point], bucket=0 if point == "apply" else None, model=tensors
+            boom, engine="e0", phase=PHASES[point], bucket=0 if point == "apply" else ANY, model=tensors
         )
         bench.keeper.before.clear()
         assert [(name, working) for name, working, _ in at_release] == [("e0", False), ("e1", False)], (
@@ -320,7 +320,7 @@ def refusing_keeper() -> None:
 
         keeper.before["release"] = refuse
         bench.engines["e1"].arm("apply", Raise(boom), 1)
-        result = bench.fails(boom, engine="e1", phase="Broadcasting", bucket=1)
+        result = bench.fails(boom, engine="e1", phase=SENDING, bucket=1)
         assert not left
         first_error_stays(result, boom, "not now")
         given_back_once(bench)
@@ -338,7 +338,7 @@ def lost_answer() -> None:
 
         bench.keeper.after["release"] = lose
         bench.engines["e1"].arm("apply", Raise(boom), 1)
-        result = bench.fails(boom, engine="e1", phase="Broadcasting", bucket=1)
+        result = bench.fails(boom, engine="e1", phase=SENDING, bucket=1)
         first_error_stays(result, boom, "the answer is lost")
         assert set(bench.keeper.released) == set(bench.keeper.granted)
         bench.works()

@@ -18,10 +18,15 @@ class Tripwire:
     def __init__(self, transport: Transport) -> None:
         self._inner = transport
         self._armed: dict[tuple[str, str], Callable[[], None]] = {}
+        self._skip = 0
 
-    def arm(self, method: str, action: Callable[[], None], when: str = "before") -> None:
-        """Let something go wrong, once: ``before`` the work of a method, or ``after`` it."""
+    def arm(self, method: str, action: Callable[[], None], when: str = "before", skip: int = 0) -> None:
+        """Let something go wrong, once: ``before`` the work of a method, or ``after`` it.
+
+        The methods of the ports that it is given can be armed as well; ``skip`` so many calls go well before.
+        """
         self._armed[method, when] = action
+        self._skip = skip
 
     @property
     def name(self) -> str:
@@ -65,9 +70,12 @@ class Tripwire:
         self._go_off(method, "after")
 
     def _go_off(self, method: str, when: str) -> None:
-        action = self._armed.pop((method, when), None)
-        if action is not None:
-            action()
+        if (method, when) not in self._armed:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._armed.pop((method, when))()
 
 
 class _Watched:
