@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import PlanError
 
@@ -86,7 +87,12 @@ class Mismatch:
 
 def spec(name: str, dtype: str, shape: Iterable[int]) -> TensorSpec:
     """Describe a tensor; the bytes are worked out."""
-    shape = tuple(shape)
+    return _spec(name, dtype, tuple(shape))
+
+
+@lru_cache(maxsize=1 << 16)
+def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    """A model is described anew in every round, and the description is the same."""
     return TensorSpec(name, dtype, shape, math.prod(shape) * _itemsize(name, dtype))
 
 

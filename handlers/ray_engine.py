@@ -19,6 +19,8 @@ from ..fsm.errors import EngineError, EngineGone, PlanUnknown, SetupError
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Receipt
 from .futures import again, then
+from .words import read_answer
+from .words import word as to_words
 
 __all__ = ["RayEngine"]
 
@@ -42,6 +44,7 @@ class RayEngine:
         self._id = id if id is not None else actor._actor_id.hex()  # noqa: SLF001 - as Ray's documents use it
         self._lives: dict[Session, str] = {}
         self._sent: dict[tuple[str, str], None] = {}
+        self._methods: dict[int, Any] = {}
 
     @property
     def id(self) -> str:
@@ -104,15 +107,24 @@ class RayEngine:
 
         def done(replied: Future[Any]) -> None:
             error = replied.exception()
-            if error is None:
-                answer.set_result(replied.result())
+            try:
+                if error is not None:
+                    raise self._translated(word, error)
+                value = read_answer(word, replied.result())
+            except BaseException as failed:  # noqa: BLE001 - it goes to whoever asked
+                answer.set_exception(failed)
             else:
-                answer.set_exception(self._translated(word, error))
+                answer.set_result(value)
 
-        # Whatever is set for the actor: what Ray repeated on its own would meet another incarnation.
-        method = self.actor.weightsync_word.options(max_task_retries=retries)
-        method.remote(word, incarnation, *args).future().add_done_callback(done)
+        said = to_words(word, incarnation, *args)
+        self._method(retries).remote(said).future().add_done_callback(done)
         return answer
+
+    def _method(self, retries: int) -> Any:
+        # Whatever is set for the actor: what Ray repeated on its own would meet another incarnation.
+        if retries not in self._methods:
+            self._methods[retries] = self.actor.weightsync_word.options(max_task_retries=retries)
+        return self._methods[retries]
 
     def _recognise(self, status: EngineStatus) -> EngineStatus:
         if status.engine != self.id:

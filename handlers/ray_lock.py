@@ -77,6 +77,11 @@ class LockActor:
         """Join the queue."""
         self._move(lambda book, now: book.request(ticket, now))
 
+    async def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Join the queue, and wait."""
+        await self.request(ticket)
+        return await self.wait(ticket, limit)
+
     async def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Answer when the lock is this ticket's, or after ``limit`` seconds."""
         asked = time.monotonic()
@@ -172,6 +177,7 @@ class RayLock:
         self._path = None if path is None else str(Path(path).absolute())
         self._first = threading.Lock()
         self._keeper: Any = None
+        self._unasked: set[Ticket] = set()
 
     @property
     def lease(self) -> float:
@@ -179,9 +185,9 @@ class RayLock:
         return self._lease
 
     def request(self, owner: str, round: str, *, ticket_id: str | None = None) -> Ticket:
-        """Join the queue."""
+        """Join the queue, with the first ``wait``: one question to the keeper instead of two."""
         ticket = Ticket(ticket_id or secrets.token_hex(8), owner, round)
-        self._ask("request", ticket)
+        self._unasked.add(ticket)
         return ticket
 
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
@@ -191,7 +197,9 @@ class RayLock:
             # The keeper answers for a dead trainer, too, but no longer than it was last asked to.
             before = time.monotonic() - began
             stand = max(0.0, min(limit - before, self._lease / 3))
-            answer = self._ask("wait", ticket, stand, limit=stand)
+            word = "enter" if ticket in self._unasked else "wait"
+            self._unasked.discard(ticket)  # also if this fails: it may have been heard
+            answer = self._ask(word, ticket, stand, limit=stand)
             if isinstance(answer, Granted):
                 return replace(answer, waited=before + answer.waited)
             assert isinstance(answer, Waiting)
@@ -214,6 +222,7 @@ class RayLock:
 
     def cancel(self, ticket: Ticket) -> Closed:
         """Give up a request: a waiting ticket leaves the queue, a grant that crossed is handed back."""
+        self._unasked.discard(ticket)
         answer = self._ask("cancel", ticket)
         assert isinstance(answer, Closed)
         return answer

@@ -23,10 +23,11 @@ from typing import Any
 import ray
 from ray.actor import ActorClass
 
-from ..fsm.errors import EngineError, SetupError
+from ..fsm.errors import SetupError
 from .gate import Gate
 from .receiver import Receiver
 from .threads import spawn
+from .words import say
 
 __all__ = ["CONCURRENCY", "GROUP", "ActorReceiver", "ray_engine"]
 
@@ -35,8 +36,6 @@ GROUP = "weightsync"
 
 CONCURRENCY = 4
 """How many words an actor can listen to at once."""
-
-_WORDS = frozenset({"hello", "open", "receive", "commit", "abort", "resume"})
 
 
 class ActorReceiver:
@@ -57,17 +56,9 @@ class ActorReceiver:
         return self._weightsync_known().gate
 
     @ray.method(concurrency_group=GROUP)
-    def weightsync_word(self, word: str, incarnation: str | None, *args: Any) -> Any:
+    def weightsync_word(self, said: list[Any]) -> object:
         """Carry out one word of a trainer. For ``RayEngine``."""
-        return self._weightsync_say(word, incarnation, args)
-
-    def _weightsync_say(self, word: str, incarnation: str | None, args: tuple[Any, ...]) -> Any:
-        receiver = self._weightsync_known()
-        if word not in _WORDS:
-            raise EngineError(f"engine {receiver.engine} knows no word {word!r}; update its weightsync")
-        if incarnation is not None:
-            receiver.check_incarnation(incarnation)
-        return getattr(receiver, word)(*args)
+        return say(self._weightsync_known(), said)
 
     def _weightsync_known(self) -> Receiver:
         if self.weightsync_receiver is None:
@@ -77,13 +68,12 @@ class ActorReceiver:
 
 
 @ray.method(concurrency_group=GROUP)
-async def _word_for_loops(self: ActorReceiver, word: str, incarnation: str | None, *args: Any) -> Any:
+async def _word_for_loops(self: ActorReceiver, said: list[Any]) -> object:
     """Carry out one word of a trainer. For ``RayEngine``."""
-    if word == "hello":  # which never blocks
-        return self._weightsync_say(word, incarnation, args)
-    return await asyncio.wrap_future(
-        spawn(f"weightsync-{word}", self._weightsync_say, word, incarnation, args)
-    )
+    receiver = self._weightsync_known()
+    if said[:1] == ["hello"]:  # which never blocks
+        return say(receiver, said)
+    return await asyncio.wrap_future(spawn("weightsync-word", say, receiver, said))
 
 
 def _has_coroutines(cls: type) -> bool:

@@ -15,7 +15,15 @@ from weightsync.fsm.lock import LockBook
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation, Participant
 from weightsync.fsm.states import State
-from weightsync.fsm.tickets import Granted, StaleEpoch, Ticket, Waiting
+from weightsync.fsm.tickets import (
+    Granted,
+    NotHolder,
+    StaleEpoch,
+    Ticket,
+    TicketClosed,
+    UnknownTicket,
+    Waiting,
+)
 from weightsync.handlers.clock import SystemClock
 from weightsync.handlers.crew import Crew, Parts
 from weightsync.handlers.ledger import MemoryLedger
@@ -43,9 +51,10 @@ class Bench:
         }  # fmt: skip
         self.answers: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.posted: list[Any] = []
+        self.waiting: list[Waiting] = []
         self.crew = Crew(
             Parts(**{**values, **changed}), self.desk.driver, SystemClock(), self.workers,
-            lambda *told: self.answers.put(told), lambda *told: self.posted.append(told),
+            lambda *told: self.answers.put(told), lambda *told: self.posted.append(told), self.waiting.append,
         )  # fmt: skip
         self._number = 0
 
@@ -87,15 +96,16 @@ def test_the_lock_is_asked_for_renewed_and_given_back(bench: Bench) -> None:
     before = SystemClock().now()
     value, error = bench.ask(Act.acquire)
     assert error is None
-    epoch, end = value  # type: ignore[misc]
+    assert isinstance(value, tuple)
+    epoch, until = value
     assert epoch == 1
-    assert before + 2.0 <= end <= SystemClock().now() + 2.0
+    assert before + 2.0 <= until <= SystemClock().now() + 2.0
     bench.desk.locked()
     assert bench.holder() == "r"
     renewed, error = bench.ask(Act.renew)
     assert error is None
     assert isinstance(renewed, float)
-    assert renewed >= end
+    assert renewed >= until
     assert bench.ask(Act.release) == (None, None)
     assert bench.holder() is None
     assert bench.ask(Act.release) == (None, None)
@@ -120,6 +130,7 @@ def test_whoever_waits_stops_when_the_ticket_is_given_up(bench: Bench) -> None:
     release = bench.start(Act.release)
     answers = {number: error for number, _, error in (bench.answers.get(timeout=PATIENCE) for _ in range(2))}
     assert answers[release] is None
+    assert {waiting.holder.owner for waiting in bench.waiting if waiting.holder} <= {"other"}
     assert isinstance(answers[acquire], (LockError, RoundCancelled))
     assert bench.lock.status().waiting == ()
     bench.lock.release(other, held.epoch)
@@ -151,9 +162,11 @@ def test_giving_up_waiting_is_no_evidence_that_the_ticket_is_closed() -> None:
     bench.workers.close()
 
 
-@pytest.mark.parametrize("refusal", [StaleEpoch("old"), LockError("disk")])
+@pytest.mark.parametrize(
+    "refusal", [StaleEpoch("old"), NotHolder("waits"), UnknownTicket("who"), LockError("disk")]
+)
 def test_a_refused_release_is_evidence_only_if_it_says_so(refusal: LockError) -> None:
-    """A stale epoch means that this ticket does not hold the lock; a full disk means nothing."""
+    """An unknown ticket holds nothing; one that is told off is cancelled; a full disk means nothing."""
 
     class Refusing(LocalLock):
         def release(self, ticket: Ticket, epoch: int | None) -> Any:
@@ -162,7 +175,11 @@ def test_a_refused_release_is_evidence_only_if_it_says_so(refusal: LockError) ->
 
     bench = Bench(lock=Refusing(lease=2.0))
     _, error = bench.ask(Act.release)
-    assert error is (None if isinstance(refusal, StaleEpoch) else refusal)
+    assert error is (refusal if type(refusal) is LockError else None)
+    if isinstance(refusal, (StaleEpoch, NotHolder)):
+        closed = bench.crew.parts.lock.wait
+        with pytest.raises(TicketClosed):
+            closed(Ticket("r-1", "me", "r"), 0.0)
     bench.workers.close()
 
 
@@ -203,7 +220,7 @@ def test_an_executor_prepares_and_is_undone_or_cleaned(bench: Bench) -> None:
     assert bench.executor.story == ["x.prepare", "x.undo", "x.clean"]
     bench.executor.bad["prepare"] = error
     assert bench.ask(Act.prepare, index=0) == (None, error)
-    bench.executor.prepare = lambda round: None  # type: ignore[method-assign, assignment]
+    bench.executor.owes = False
     assert bench.ask(Act.prepare, index=0) == (False, None)
 
 
@@ -261,8 +278,9 @@ def test_a_link_that_breaks_the_rules_is_answered_for(
 
 def test_calls_that_cannot_be_carried_out_have_failed(bench: Bench) -> None:
     """An engine without a name, an opening without a plan, a pool without threads."""
-    for call in ({"act": Act.open}, {"act": Act.open, "engine": E0}, {"act": Act.broadcast}):
-        _, error = bench.ask(**call)  # type: ignore[arg-type]
+    calls: list[dict[str, Any]] = [{"act": Act.open}, {"act": Act.open, "engine": E0}, {"act": Act.broadcast}]
+    for call in calls:
+        _, error = bench.ask(**call)
         assert isinstance(error, WeightSyncError)
     bench.workers.close()
     _, error = bench.ask(Act.plan)

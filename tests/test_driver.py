@@ -53,12 +53,14 @@ def test_a_good_round_calls_everybody_in_order() -> None:
 
 
 def test_a_step_waits_for_everything_the_step_before_has_asked_for() -> None:
-    """The transport opens when the last engine is paused, and not before."""
-    desk = Desk()
+    """Nothing is sent before the last engine is paused and the transport is open."""
+    desk = Desk("x")
     desk.locked()
-    assert desk.done("plan()", Desk.plan) == ["open(e0)", "open(e1)"]
+    assert desk.done("plan()", Desk.plan) == ["prepare(0)"]
+    assert desk.done("prepare(0)") == ["open(e0)", "open(e1)", "transport_open()"]
     assert desk.done("open(e1)") == []
-    assert desk.done("open(e0)") == ["transport_open()"]
+    assert desk.done("transport_open()") == []
+    assert desk.done("open(e0)") == ["broadcast()"]
 
 
 def test_a_driver_that_is_over_has_nothing_to_do() -> None:
@@ -106,6 +108,7 @@ def test_an_executor_that_owes_no_undo_is_not_asked_for_one() -> None:
     desk.done("plan()", Desk.plan)
     desk.done("prepare(0)", value=True)
     desk.done("prepare(1)", value=False)
+    desk.done("transport_open()")
     assert desk.told(e.Cancelled()) == ["transport_abort()", "abort(e0)", "abort(e1)"]
     for name in ("transport_abort()", "abort(e0)"):
         desk.done(name, Answer.reverted)
@@ -143,13 +146,6 @@ def test_an_executor_that_never_comes_back_is_given_up() -> None:
     assert result.unclean
     assert "x0 took longer than its limit" in str(result.error)
     assert "undo(1)" not in simulation.log
-
-
-def test_a_transport_that_cleans_slowly_is_waited_for_in_failed() -> None:
-    """Its good end may come late; the lock is not given back beside it."""
-    _, late = run(Fault(Act.transport_clean, "hang"))
-    assert late.unclean
-    assert late.published == "yes"
 
 
 # -- pausing (all or nothing) -----------------------------------------------------------------------------
@@ -233,7 +229,7 @@ def test_an_answer_that_comes_too_late_changes_nothing() -> None:
     desk.locked()
     desk.done("plan()", Desk.plan)
     desk.done("open(e0)")
-    assert desk.wait(0.7) == ["fence(e1)", "transport_open()"]
+    assert desk.wait(0.7) == ["fence(e1)"]
     facts = desk.round.facts
     assert desk.done("open(e1)") == []
     assert desk.round.facts is facts

@@ -84,15 +84,11 @@ def _digest(content: Mapping[str, bytes]) -> str:
 class FakeWeights:
     """A few named byte strings of one size, each a bucket of its own."""
 
-    def __init__(self, fill: int = 0, *, tensors: int = 3, size: int = 64) -> None:
+    def __init__(self, fill: int = 0, *, tensors: int = 3, size: int = 64, ready: bool = False) -> None:
+        self.ready = ready
         self.content = {f"w{number}": bytes([(fill + number) % 256]) * size for number in range(tensors)}
         self.bad: dict[str, Bent] = {}
         self._size = size
-
-    @property
-    def ready(self) -> bool:
-        """Never before it is asked for."""
-        return False
 
     def materialize(self) -> None:
         """Nothing to read."""
@@ -124,7 +120,7 @@ class FakeEngine:
         self.alive = True
         self._lives = 0
         self.machine = EngineMachine(name, stages=stages, incarnation="0")
-        self._receipt: Future[tuple[Receipt, ...]] = Future()
+        self._receipts: dict[Session, Future[tuple[Receipt, ...]]] = {}
         self._incoming: dict[str, bytes] = {}
 
     def restart(self) -> None:
@@ -147,8 +143,8 @@ class FakeEngine:
         return self._say("open", lambda: self._opened(session, incarnation, expected))
 
     def receive(self, session: Session, ticket: Ticket) -> Future[tuple[Receipt, ...]]:
-        """Done when the last bucket is applied."""
-        return self._receipt
+        """Done when the last bucket is applied; may come before the session is open."""
+        return self._receipts.setdefault(session, Future())
 
     def commit(self, session: Session) -> Future[None]:
         """Take the new weights over."""
@@ -180,13 +176,13 @@ class FakeEngine:
             proof = len(self._incoming), sum(map(len, self._incoming.values())), _digest(self._incoming)
             self.machine.fire(ViewClosed(session, *proof))
             if self.bad.get("receipt") != LOST:
-                self._receipt.set_result((self.machine.receipt(session),))
+                self.receive(session, Ticket("fake", {})).set_result((self.machine.receipt(session),))
 
     def _opened(self, session: Session, incarnation: str, expected: Expectation) -> None:
         if incarnation != self.machine.facts.incarnation:
             raise EngineGone(f"engine {self.id} was started anew")
         self.machine.fire(Opened(session, expected))
-        self._receipt, self._incoming = Future(), {}
+        self._incoming = {}
 
     def _committed(self, session: Session) -> None:
         self.machine.fire(CommitOrdered(session))
@@ -315,11 +311,12 @@ class FakeExecutor:
     name: str
     story: list[str] = field(default_factory=list)
     bad: dict[str, Bent] = field(default_factory=dict)
+    owes: bool = True
 
     def prepare(self, round: RoundView) -> Undo | None:
-        """Before the engines are paused."""
+        """Before the engines are paused; hands an undo back if it owes one."""
         self._note("prepare")
-        return lambda: self._note("undo")
+        return (lambda: self._note("undo")) if self.owes else None
 
     def clean(self, round: RoundView) -> None:
         """After the publication."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..fsm.calls import Act, Call
 from ..fsm.lock import LockBook
-from ..fsm.tickets import Closed, Granted, Notice, Renewed, Ticket, TicketClosed, answer_to
+from ..fsm.tickets import Closed, Granted, Notice, Renewed, Ticket, TicketClosed, Waiting, answer_to
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -48,7 +48,7 @@ class SimulatedLock:
 
     def _acquire(self, call: Call, asked: float) -> None:
         self._question = (call, asked)
-        self._move(self._world.book.request(self._ticket, self._now))
+        self._told(call, self._move(self._world.book.request(self._ticket, self._now)))
         self._simulation.at(self._third, lambda: self._ask_again(call))
 
     def _ask_again(self, call: Call) -> None:
@@ -56,11 +56,17 @@ class SimulatedLock:
         if self._question is None:
             return
         self._question = (call, self._now)
-        notices = self._move(self._world.book.poll(self._ticket.id, self._now))
-        if isinstance(answer_to(self._ticket.id, notices), Closed):
+        self._told(call, self._move(self._world.book.poll(self._ticket.id, self._now)))
+        self._simulation.at(self._third, lambda: self._ask_again(call))
+
+    def _told(self, call: Call, notices: tuple[Notice, ...]) -> None:
+        """A ticket that is over is an error; one that waits is told who holds the lock."""
+        answer = answer_to(self._ticket.id, notices)
+        if isinstance(answer, Closed):
             self._question = None
             self._simulation.answer(call, error=TicketClosed(f"{self._ticket} is over"))
-        self._simulation.at(self._third, lambda: self._ask_again(call))
+        elif isinstance(answer, Waiting):
+            self._simulation.soon(lambda: self._simulation.waits(answer))
 
     def _renew(self, call: Call, asked: float) -> None:
         epoch = self._simulation.round.facts.epoch

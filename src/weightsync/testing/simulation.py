@@ -23,6 +23,7 @@ from ..fsm.receipt import Expectation
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
 from ..fsm.states import State
+from ..fsm.tickets import Waiting
 from .clock import HandClock
 from .simulated_lock import SimulatedLock
 from .simulated_transport import SimulatedTransport
@@ -143,6 +144,10 @@ class Simulation:
     def hear(self, event: e.Event, phase: State | None = None) -> None:
         """A watchdog, or with ``phase`` a port, tells ``event`` now."""
         self._do(self.driver.heard(event, self._now, phase=phase))
+
+    def waits(self, answer: Waiting) -> None:
+        """The lock service tells who holds the lock."""
+        self._do(self.driver.waits(answer, self._now))
 
     @property
     def clock(self) -> HandClock:

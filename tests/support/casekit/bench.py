@@ -48,8 +48,9 @@ SLACK = 2.0
 
 
 def quick(**values: Any) -> Policy:
-    """A policy for tests: three buckets, three seconds."""
-    return Policy(**{"deadline": 3.0, "lease": 2.0, "bucket_bytes": BUCKET, **values})
+    """A policy for tests: three buckets, five seconds, and patience with a machine that is busy."""
+    usual = {"deadline": 5.0, "idle": 3.5, "engine_limit": 2.5, "lease": 2.0, "bucket_bytes": BUCKET}
+    return Policy(**{**usual, **values})
 
 
 def threads(*names: str, stages: bool = True, value: float = -1.0) -> list[InThreads]:

@@ -126,7 +126,7 @@ def contention() -> None:
 
 def contention_without_end() -> None:
     """At the deadline: Failed and Released, no ticket left, the rival undisturbed, the engines not asked."""
-    with trainer(deadline=1.0) as bench:
+    with trainer(deadline=2.0) as bench:
         keeper = bench.keeper
         rival = keeper.inner.request("rival", "theirs")
         held = keeper.inner.wait(rival, 0)
@@ -150,7 +150,7 @@ def contention_without_end() -> None:
 
 def crossing_grant() -> None:
     """The grant arrives when the round has given up: it is handed back."""
-    with trainer(deadline=1.0) as bench:
+    with trainer(deadline=2.0) as bench:
         keeper, late = bench.keeper, Block()
         keeper.after["wait"] = late
         result = bench.run(handed(7))
