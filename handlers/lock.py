@@ -40,11 +40,20 @@ from ..fsm.lock import (
 )
 from . import durable
 
-__all__ = ["EpochFile", "EpochNotKept", "LocalLock"]
+__all__ = ["EpochFile", "EpochNotKept", "LocalLock", "clock_epoch"]
 
 _SCHEMA = 1
 _LIMIT = 4096
+_YEAR_2026 = 1_767_225_600.0
 _Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
+
+
+def clock_epoch() -> int:
+    """An epoch above every earlier one, for a keeper without a memory: milliseconds since 2026.
+
+    Grants, which count by one, cannot have used up what the clock has gone on since.
+    """
+    return max(0, int((time.time() - _YEAR_2026) * 1000))
 
 
 class EpochNotKept(LockError):
@@ -107,7 +116,8 @@ class EpochFile:
 class LocalLock:
     """A ``LockKeeper`` for the threads of this process.
 
-    Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it.
+    Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without a
+    file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
     """
 
     def __init__(
@@ -115,13 +125,14 @@ class LocalLock:
         lease: float = DEFAULT_LEASE,
         *,
         path: str | Path | None = None,
+        epoch: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._epochs = None if path is None else EpochFile(path)
-        epoch = 0 if self._epochs is None else self._epochs.claim()
+        epoch = epoch if self._epochs is None else self._epochs.claim()
         self._book = replace(
             LockBook.restore(epoch, lease=lease), ceiling=None if self._epochs is None else epoch
         )

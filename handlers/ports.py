@@ -36,7 +36,7 @@ class RoundPort:
         self._post = post
         self._lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
-        self._seen: tuple[Participant, ...] = ()
+        self._seen = self.engines
 
     @property
     def session(self) -> Session:
@@ -106,5 +106,7 @@ class RoundPort:
             raise PortClosed(f"round {self._session.round} is no longer {self._phase.name}")
         if only is not None and only is not self._phase:
             what = type(event).__name__
-            raise PortClosed(f"a port of {self._phase.name} does not fire {what}, which belongs to {only.name}")
+            raise PortClosed(
+                f"a port of {self._phase.name} does not fire {what}, which belongs to {only.name}"
+            )
         self._post(event, self._phase)

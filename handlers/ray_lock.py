@@ -44,12 +44,11 @@ from ..fsm.lock import (
     Waiting,
     answer_to,
 )
-from .lock import EpochFile
+from .lock import EpochFile, clock_epoch
 
 __all__ = ["LockActor", "RayLock"]
 
 _NAMESPACE = "weightsync"
-_YEAR_2026 = 1_767_225_600.0
 _Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
 
 
@@ -61,7 +60,7 @@ class LockActor:
         self._claimed = path is None
         # A file is read by whoever first wants the lock, who is then told if it cannot be. Until then the
         # book is at its ceiling, and grants nothing.
-        epoch = max(0, int((time.time() - _YEAR_2026) * 1000)) if path is None else 0
+        epoch = clock_epoch() if path is None else 0
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         not_before = time.monotonic() + lease if restarted else -math.inf
         book = LockBook.restore(epoch, lease=lease, not_before=not_before)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from casekit.bench import SENDING, Bench, threads
+from casekit.bench import SENDING, Bench, quick, threads
 from casekit.engines import InThreads
 from casekit.levels import eventually
 from casekit.scripts import ANY, Injected, Raise, Sleep
 from casekit.tensors import NAMES, same, state
+from weightsync import WeightSync
 from weightsync.engine import inlets
 from weightsync.fsm.contract import Bucketful, Ticket, Unpack
 from weightsync.fsm.engine_table import Session
@@ -100,14 +101,14 @@ class TestB05:
 
     @pytest.mark.parametrize("checked", [True, False])
     def test_b05_c_an_engine_that_keeps_what_it_was_shown(self, checked: bool) -> None:
-        """A bucket is valid until the next one is asked for. Who keeps it finds other bytes, and is refused."""
+        """A bucket is valid until the next one is asked for; who keeps it finds other bytes in it."""
         keeper = _Other("e1", _Keeping())
         with Bench([*threads("e0"), keeper], MemoryTransport(checked=checked)) as bench:
             bench.fails(ReceiptRefused, engine="e1", phase="Awaiting")
 
 
 class _Hasty(InThreads):
-    """Answers before it has received anything, if it is told to."""
+    """Answers before it has received anything, when it is in a hurry."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, state(-1))
@@ -166,7 +167,7 @@ class TestB18:
     @TRANSPORTS
     @pytest.mark.parametrize(("point", "bucket"), [("applied", 0), ("release", ANY)])
     def test_b18_loaded_in_place(self, point: str, bucket: int, transport: str) -> None:
-        """Neither old nor new: no version, not servable, until a full resend commits. The same for its sibling.
+        """Neither old nor new: no version, not servable, until a full resend commits; nor is its sibling.
 
         After bucket 0 of 3, and with all 3 applied and no commit.
         """
@@ -193,6 +194,7 @@ class TestB18:
         for point in ("opened", "receive", "commit"):
             boom = Injected(f"again, at {point}")
             for engine in engines:
+                engine.disarm()
                 engine.arm(point, Raise(boom))
             assert not bench.meets(boom).ok
             assert bench.sync.servable() == {}
@@ -201,7 +203,7 @@ class TestB18:
 
     @TRANSPORTS
     def test_b18_staged(self, transport: str) -> None:
-        """The live weights were not touched: they are the old ones, bit for bit, and the sibling serves on."""
+        """The live weights were not touched: the old ones, bit for bit; and the sibling serves on."""
         boom = Injected("no such parameter")
         with Bench(threads("e0", "e1"), transport) as bench:
             first = bench.works()
@@ -212,6 +214,24 @@ class TestB18:
             for look in bench.looks().values():
                 assert (look.version, same(look.tensors, state(1))) == (first.version, True)
             bench.works()
+
+
+@TRANSPORTS
+@STAGES
+def test_b15_a_new_trainer_and_engines_that_lived_on(transport: str, stages: bool) -> None:
+    """huggingface/trl#3408, #6651: a trainer that starts anew, with nothing but the defaults, is not refused.
+
+    Its epochs are above those of its predecessor, and so are its versions.
+    """
+    engines = threads("e0", "e1", stages=stages)
+    links = [engine.link for engine in engines]
+    versions: list[int] = []
+    for value in (1, 2, 3):
+        with WeightSync(links, transport, policy=quick()) as sync:
+            result = sync.on_train_begin(state(value)).require()
+            versions += [result.version, *sync.servable().values()]
+        assert all(same(engine.look().tensors, state(value)) for engine in engines)
+    assert versions == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 class _When:

@@ -26,7 +26,7 @@ OLD, NEW, OUT = Disposition.serving_old, Disposition.serving_new, Disposition.qu
 @TRANSPORTS
 @pytest.mark.parametrize("stages", [True, False], ids=["stages", "in-place"])
 def test_b01_four_places_to_fail_and_a_fifth_round(transport: str, stages: bool) -> None:
-    """radixark/miles#1967: after each failure the lock is free and the caller has the error; then all is well.
+    """radixark/miles#1967: after each failure the lock is free and the error is told; then all is well.
 
     The trainer's iterator raises; sending bucket 1 raises; an engine raises in bucket 1; a clean-up hook
     raises.
@@ -123,7 +123,7 @@ TOO_LATE = {"resume", "resumed"}
 
 
 class TestB38:
-    """An error in any place of ours: pytransitions/transitions#202, #616, #626 show what callbacks make of it."""
+    """An error in any place of ours. What callbacks make of it: pytransitions/transitions#202, #616, #626."""
 
     @TRANSPORTS
     @pytest.mark.parametrize("stages", [True, False], ids=["stages", "in-place"])

@@ -104,7 +104,6 @@ def test_a_transport_is_woken_when_an_engine_is_gone_and_when_it_is_over() -> No
     """Once for each change; at once if the port is closed already."""
     desk = brought_to(State.Broadcasting)
     port, _ = port_of(desk, State.Broadcasting)
-    port.look()
     woken: list[tuple[Any, ...]] = []
     port.on_change(lambda: woken.append((port.closed, port.engines)))
     port.look()
@@ -119,6 +118,17 @@ def test_a_transport_is_woken_when_an_engine_is_gone_and_when_it_is_over() -> No
     assert [closed for closed, _ in woken] == [False, True]
     port.on_change(lambda: woken.append(("late",)))
     assert woken[-1] == ("late",)
+
+
+def test_a_phase_that_is_over_at_once_wakes_its_transport() -> None:
+    """The round moves on before anybody has looked at the port: the transport must not wait for its limit."""
+    desk = brought_to(State.Awaiting)
+    port, _ = port_of(desk, State.Awaiting)
+    woken: list[bool] = []
+    port.on_change(lambda: woken.append(port.closed))
+    desk.told(e.Cancelled())
+    port.look()
+    assert woken == [True]
 
 
 def test_a_waker_that_raises_is_the_transports_error() -> None:

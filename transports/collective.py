@@ -89,7 +89,7 @@ class CollectiveTransport:
                 if not (port.closed or round.ended):
                     round.receptions.start(engine, link, tickets[engine], port)
             if plan.largest:
-                round.make_group(port)
+                round.make_group(plan, port)
         if port.closed:
             round.end("the round is over")  # the abort may have come before there was anything to abort
 

@@ -22,7 +22,7 @@ from ..fsm.engine_table import Session
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Plan
 from .bell import Bell
-from .gloo import Group
+from .gloo import Group, patience
 from .spoke import Spoke
 
 __all__ = ["NAME", "collective_inlet"]
@@ -116,7 +116,7 @@ class _CollectiveInlet:
         self._wait("group", lambda: spoke.forming)
         group = Group(
             spoke.table, spoke.publish, name=f"{session.round}/{session.epoch}", rank=seat.rank,
-            size=seat.size, host=spoke.host, limit=self._limit, ring=self._bell.ring,
+            size=seat.size, host=spoke.host, limit=patience(self._plan), ring=self._bell.ring,
         )  # fmt: skip
         try:
             self._wait("group", lambda: group.formed)

@@ -16,10 +16,11 @@ import torch
 from ..fsm.contract import Port
 from ..fsm.engine_table import Session
 from ..fsm.errors import EngineSilent, PortClosed, TransportError
+from ..fsm.plan import Plan
 from ..fsm.receipt import Participant
 from .bell import Bell
 from .buffers import Pair
-from .gloo import Group, Operation
+from .gloo import Group, Operation, patience
 from .hub import Hub
 from .receptions import Receptions
 
@@ -27,9 +28,6 @@ __all__ = ["CollectiveRound"]
 
 _GRACE = 1.0
 """Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
-
-_LAST_RESORT = 60.0
-"""Seconds: gloo's own limit is at least this. Everything else is meant to end a wait earlier."""
 
 
 class CollectiveRound:
@@ -70,7 +68,7 @@ class CollectiveRound:
             if not self._ended:
                 self._hub = Hub(address, len(self.engines) + 1, fingerprint, self.bell.ring)
 
-    def _form(self, session: Session, limit: float) -> None:
+    def _form(self, session: Session, plan: Plan) -> None:
         """Make the group, in which all ranks take part at the same time."""
         with self._lock:
             if not self._ended:
@@ -78,7 +76,7 @@ class CollectiveRound:
                 hub.tell("form")
                 self._group = Group(
                     hub.table, hub.publish, name=f"{session.round}/{session.epoch}", rank=0,
-                    size=len(self.engines) + 1, host=hub.host, limit=max(limit, _LAST_RESORT),
+                    size=len(self.engines) + 1, host=hub.host, limit=patience(plan),
                     ring=self.bell.ring,
                 )  # fmt: skip
 
@@ -92,11 +90,11 @@ class CollectiveRound:
         if self._group is not None:
             self._group.close()
 
-    def make_group(self, port: Port) -> None:
+    def make_group(self, plan: Plan, port: Port) -> None:
         """Wait for the ranks, and connect them with each other."""
         hub = self.hub
         self._wait(port, "waiting for every rank to join", lambda: not hub.absent(), hub.absent)
-        self._form(port.session, port.limit)
+        self._form(port.session, plan)
         # A rank that is ready for the first bucket has made its side of the group.
         self._wait(
             port, "making the group", lambda: self.group.formed and not hub.late(0), lambda: hub.late(0)

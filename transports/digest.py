@@ -22,7 +22,7 @@ import xxhash
 from ..fsm.errors import PlanError
 from ..fsm.plan import Plan
 from ..fsm.tensors import TensorSpec
-from .octets import flat, read
+from .octets import dtype_name, flat, read
 
 __all__ = ["digest", "digest_of"]
 
@@ -55,7 +55,7 @@ def digest_of(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1 << 16)
 def _head(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """A tensor's line up to its hash. The same every round, and dearer than the hash of a small tensor."""
-    line = [name, str(dtype).removeprefix("torch."), list(shape), ""]
+    line = [name, dtype_name(dtype), list(shape), ""]
     return json.dumps(line, separators=(",", ":")).encode("ascii").removesuffix(b'"]')
 
 

@@ -5,14 +5,19 @@ must not come twice, and a destroy that forgets some of them. Here the process g
 itself, over a table of our own (``table.py``) instead of a TCP store, so that nothing of it is left in
 those tables, no further socket listens, and the making of the group ends when the round does.
 
-Three facts about gloo shape the rest:
+Facts about gloo that shape the rest:
 
-* It receives into whatever buffer it is given and trusts its size: a smaller one kills the receiving
-  process, a strided or a foreign one is filled with nonsense. So buckets travel as flat buffers of bytes,
-  and both sides take their sizes from one plan.
-* ``abort`` and ``shutdown`` of the process group do nothing, and an operation that waits for a rank which
-  does not take part ends with the group's time limit. What does end it at once is that a connection closes.
-  So ``close`` closes them, by the addresses that the ranks have told each other.
+* It receives into whatever buffer it is given and trusts its size: a smaller one kills the receiving process,
+  a strided or a foreign one is filled with nonsense. So buckets travel as flat buffers of bytes, and both
+  sides take their sizes from one plan.
+* ``abort`` and ``shutdown`` of the process group do nothing, and to destroy it is to wait for what is under
+  way: that ends with the group's own time limit, when a rank takes no part. What does end it at once is that
+  a connection closes. So ``close`` closes them, by the addresses that the ranks have told each other.
+* A rank that is making its group waits for others to connect to it. A connection that closes ends that too;
+  so ``close`` connects to this rank in their place, and hangs up.
+* A send that begins at the very moment when its connection closes may miss that, and hang until the limit.
+  So an operation under way gets a moment to finish by itself first, and nobody ever waits for one that hangs:
+  a thread of its own destroys the group then.
 * After any error the group is useless, for every rank. The next round makes a new one.
 """
 
@@ -22,7 +27,9 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, final
@@ -32,15 +39,27 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from ..fsm.errors import TransportError
+from ..fsm.plan import Plan
 from .table import Table
 
-__all__ = ["Group", "Operation"]
+__all__ = ["Group", "Operation", "patience"]
+
+_MOMENT = 0.2
+"""Seconds that an operation under way gets to finish by itself."""
 
 _SETTLE = 2.0
-"""Seconds for what takes some milliseconds: to connect, or to notice that connections are closed."""
+"""Seconds for what takes milliseconds: to notice that connections are closed."""
 
 _LISTENING = "listening/"
 """Begins the keys that say where a rank's gloo listens: host and port follow."""
+
+
+def patience(plan: Plan) -> float:
+    """Gloo's own limit in seconds, for each of its steps: the last resort, when nothing else ends a wait.
+
+    Everybody is there when a bucket is sent, so that it takes as long as its bytes: 10 MB a second at least.
+    """
+    return 30.0 + plan.largest / 10e6
 
 
 @final
@@ -104,7 +123,7 @@ class Group:
         limit: float,
         ring: Callable[[], None],
     ) -> None:
-        self._table, self._ring = table, ring
+        self._table, self._size, self._ring = table, size, ring
         self._store = _Store(table, publish, name=name, host=host, limit=limit)
         self._lock = threading.Lock()
         self._group: Any = None
@@ -142,21 +161,27 @@ class Group:
     def close(self) -> None:
         """End what is under way, and give back sockets and threads. Idempotent."""
         self._table.stop("the group was closed")
-        # Once the table is full, to connect takes milliseconds; and whoever left in between would keep the
-        # others waiting, for gloo's own limit.
-        self._forming.join(_SETTLE)
+        self._end_forming()
         with self._lock:
             self._closed = True
             group, self._group = self._group, None
             operation, self._operation = self._operation, None
-        if group is None:
-            return
-        if operation is not None and not operation.done:
+        if operation is not None and not operation.settled(_MOMENT):
             _sever(self._table.after(_LISTENING))
             if not operation.settled(_SETTLE):
-                # To destroy the group is to wait for the operation, which ends with gloo's own limit at last.
-                threading.Thread(target=[group].clear, name="weightsync-reaper", daemon=True).start()
-        del group  # with the last reference, its sockets and threads go
+                # The last reference waits for the operation when it goes, so it goes elsewhere.
+                last, group = [group], None
+                threading.Thread(target=last.clear, name="weightsync-reaper", daemon=True).start()
+        del group  # and with the last reference, its sockets and threads
+
+    def _end_forming(self) -> None:
+        end = time.monotonic() + _SETTLE
+        self._forming.join(_MOMENT)
+        while self._forming.is_alive() and time.monotonic() < end:
+            _sever(self._table.after(_LISTENING))
+            if self._store.listening is not None:
+                _hang_up_on(*self._store.listening, self._size)
+            self._forming.join(0.05)
 
     def _form(self, rank: int, size: int, host: str, limit: float) -> None:
         try:
@@ -192,6 +217,7 @@ class _Store(Store):
         super().__init__()
         self._table, self._publish = table, publish
         self._name, self._host, self._limit = name, host, limit
+        self.listening: tuple[str, int] | None = None
 
     # What torch calls; each means what its name says in torch.distributed.Store.
 
@@ -199,6 +225,7 @@ class _Store(Store):
         octets = value.encode() if isinstance(value, str) else bytes(value)
         port = _port(octets, self._host)
         if port is not None:
+            self.listening = (self._host, port)
             self._publish(f"{_LISTENING}{self._host} {port}", b"")
         self._publish(f"{self._name}/{key}", octets)
 
@@ -227,6 +254,16 @@ def _port(octets: bytes, host: str) -> int | None:
             return int.from_bytes(octets[start + 2 : start + 4], "big")
         start = octets.find(mark, start + 1)
     return None
+
+
+def _hang_up_on(host: str, port: int, size: int) -> None:
+    """Connect to a gloo that waits for others, in the place of each of them, and close again.
+
+    Whoever connects says in eight bytes which pair of ranks it is for; these are numbered like the ranks.
+    """
+    for pair in range(size):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as caller:
+            caller.sendall(pair.to_bytes(8, sys.byteorder))
 
 
 def _sever(listening: list[str]) -> None:

@@ -10,15 +10,11 @@ and one that is killed is noticed at once, because its connection closes.
                            join(rank, nonce, ...)   a proof that it knows the secret, and its plan
     welcome(proof)                                  and so does the hub
     form                                            all are there: make the group
-                           set(key, value)          how to connect to this rank
-    set(key, value)                                 the same of all ranks, when everybody has said it
+    set(key, value)        set(key, value)          how to connect to a rank, passed on to the others
                            ready(bucket)            let go of the bucket before, and waits for this one
     go(bucket)                                      everybody is ready: it is sent now
                            done                     holds every bucket, and closes its connection
     stop(why)              left(why)                an abort, by either end
-
-To connect is to wait for the others, and cannot be broken off. So nobody begins before everything is known
-that anybody needs: from then on each rank can finish, whatever happens to the round.
 
 One thread serves all connections; it ends with ``close``.
 """
@@ -82,9 +78,6 @@ class Hub:
         self._size, self._fingerprint, self._ring = size, fingerprint, ring
         self._listener = _listen(address, size)
         self._members: dict[int, _Peer] = {}
-        self._lock = threading.Lock()
-        self._kept: list[tuple[str, bytes]] = []
-        self._entered: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -112,25 +105,28 @@ class Hub:
 
     def tell(self, kind: str, **values: str | int) -> None:
         """Tell every rank that is there."""
-        for peer in list(self._members.values()):
-            if peer.rank not in self.left:
-                try:
-                    peer.wire.send(kind, **values)
-                except OSError:
-                    peer.wire.shut()  # the thread reads the end of it
+        self._pass_on(kind, None, **values)
 
     def publish(self, key: str, value: bytes) -> None:
         """Write an entry of the trainer's rank."""
-        self._enter(0, key, value)
+        self.table.put(key, value)
+        self.tell("set", key=key, value=value.hex())
 
     def close(self, why: str) -> None:
         """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
         self.table.stop(why)
-        with self._lock:  # the table goes to everybody or to nobody
-            self.tell("stop", why=why)
+        self.tell("stop", why=why)
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
         self._thread.join()
+
+    def _pass_on(self, kind: str, author: _Peer | None, **values: str | int) -> None:
+        for peer in list(self._members.values()):
+            if peer is not author and peer.rank not in self.left:
+                try:
+                    peer.wire.send(kind, **values)
+                except OSError:
+                    peer.wire.shut()  # the thread reads the end of it
 
     # -- the thread --------------------------------------------------------------------------------------
 
@@ -181,7 +177,7 @@ class Hub:
         if peer.rank is None:
             self._join(peer, message)
         elif kind == "set":
-            self._enter(peer.rank, fetch(message, "key", str), bytes.fromhex(fetch(message, "value", str)))
+            self._enter(peer, fetch(message, "key", str), fetch(message, "value", str))
         elif kind == "ready":
             peer.ready = fetch(message, "bucket", int)
         elif kind == "done":
@@ -204,17 +200,9 @@ class Hub:
         peer.wire.send("welcome", proof=proof(self.secret, "welcome", nonce))
         self._members[rank] = peer
 
-    def _enter(self, rank: int, key: str, value: bytes) -> None:
-        """Keep an entry, and give out all that are kept as soon as every rank has made one."""
-        with self._lock:
-            self._kept.append((key, value))
-            self._entered.add(rank)
-            if len(self._entered) < self._size:
-                return
-            kept, self._kept = self._kept, []
-            for name, entry in kept:
-                self.table.put(name, entry)
-                self.tell("set", key=name, value=entry.hex())
+    def _enter(self, author: _Peer, key: str, value: str) -> None:
+        self.table.put(key, bytes.fromhex(value))
+        self._pass_on("set", author, key=key, value=value)
 
     # -- ends --------------------------------------------------------------------------------------------
 

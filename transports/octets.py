@@ -17,16 +17,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Octets", "flat", "read", "write"]
+__all__ = ["Octets", "dtype_name", "flat", "read", "write"]
 
 Octets = NDArray[np.uint8]
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """What plans call a dtype: as torch prints it, without the prefix."""
+    return str(dtype).removeprefix("torch.")
 
 
 def flat(tensor: torch.Tensor) -> Octets | None:

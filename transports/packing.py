@@ -8,7 +8,6 @@ kept is the logical order of the elements. Padding between pieces is neither wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..fsm.contract import Bucketful
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.tensors import TensorSpec
-from .octets import Octets, read, write
+from .octets import Octets, dtype_name, read, write
 
 __all__ = ["pack", "unpack"]
 
@@ -71,15 +70,10 @@ def _fitting(spec: TensorSpec, tensors: Mapping[str, Any]) -> torch.Tensor:
     tensor = tensors.get(spec.name)
     if not isinstance(tensor, torch.Tensor):
         raise PlanError(f"tensor {spec.name!r} ({spec}) is in the plan, but there is none of that name")
-    dtype = _name(tensor.dtype)
+    dtype = dtype_name(tensor.dtype)
     if dtype != spec.dtype or tensor.shape != spec.shape:
         raise PlanError(f"tensor {spec.name!r} is {dtype} {tuple(tensor.shape)}, but the plan says {spec}")
     return tensor
-
-
-@cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_writable(name: str, tensor: torch.Tensor) -> None:

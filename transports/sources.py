@@ -21,6 +21,9 @@ from ..fsm.errors import PlanError
 __all__ = ["deferred", "pairs"]
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def deferred(source: Any) -> bool:
     """Whether reading ``source`` runs code of its owner, which may raise and may take its time."""
     if isinstance(source, (torch.nn.Module, Mapping, list, tuple, ItemsView)):
@@ -73,6 +76,9 @@ def _named(number: int, item: Any) -> tuple[str, Any]:
 
 def _sendable(name: str, tensor: Any) -> torch.Tensor:
     """``tensor`` as one that has bytes in memory."""
+    if _is_plain(tensor):
+        detached: torch.Tensor = tensor.detach()
+        return detached
     if not isinstance(tensor, torch.Tensor):
         raise PlanError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out of what is sent")
     why = _unsendable(tensor)
@@ -80,6 +86,19 @@ def _sendable(name: str, tensor: Any) -> torch.Tensor:
         raise PlanError(f"tensor {name!r} {why}")
     # A conjugate or negated view is a note on somebody else's bytes; its own have to be worked out.
     return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is what nearly every tensor is; the questions below are dear, and asked of every tensor."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def _unsendable(tensor: torch.Tensor) -> str | None:

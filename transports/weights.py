@@ -24,6 +24,7 @@ from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Plan, make_plan
 from ..fsm.tensors import TensorSpec, Tie, spec
 from .digest import digest_of
+from .octets import dtype_name
 from .sources import deferred, pairs
 
 __all__ = ["TorchWeights", "tensors_of"]
@@ -174,7 +175,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorSpec:
-    return spec(name, str(tensor.dtype).removeprefix("torch."), tensor.shape)
+    return spec(name, dtype_name(tensor.dtype), tensor.shape)
 
 
 @functools.lru_cache(maxsize=16, typed=True)  # 1.0 is no number of bytes, though it equals 1

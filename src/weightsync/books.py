@@ -29,6 +29,7 @@ class Entry:
     Args:
         participant: its id, incarnation and ranks; None until it was reached.
         version: the version its last confirmed commit made it hold; None if it is unproven.
+        told: the version it says it holds, proven to this trainer or not.
         quarantined: it was lost or torn, and no commit of it was confirmed since.
         asked: whether its incarnation is known to be the present one as of the last round.
     """
@@ -37,6 +38,7 @@ class Entry:
     participant: Participant | None = None
     stages: bool = True
     version: int | None = None
+    told: int | None = None
     quarantined: bool = False
     asked: bool = False
     error: BaseException | None = None
@@ -100,6 +102,10 @@ class EngineBooks:
             if entry.error is not None
         }
 
+    def newest(self) -> int | None:
+        """The highest version that an engine says it holds: of an earlier trainer, perhaps."""
+        return max((e.told for e in self._entries.values() if e.told is not None), default=None)
+
     def tainted(self) -> frozenset[Participant]:
         """The quarantined engines of the roster."""
         return frozenset(
@@ -147,7 +153,9 @@ class EngineBooks:
         if status.engine != name:
             raise EngineError(f"the link to engine {name} leads to one that calls itself {status.engine}")
         now = Participant(status.engine, status.incarnation, status.ranks)
-        known = replace(entry, participant=now, stages=status.stages, asked=True, error=None)
+        known = replace(
+            entry, participant=now, stages=status.stages, told=status.version, asked=True, error=None
+        )
         restarted = entry.participant is not None and entry.participant != now
         if restarted or (entry.version is not None and status.version != entry.version):
             known = replace(known, version=None)

@@ -11,7 +11,7 @@ from .fsm.errors import SetupError
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .handlers.ledger import FileLedger, MemoryLedger
-from .handlers.lock import LocalLock
+from .handlers.lock import LocalLock, clock_epoch
 
 __all__ = ["TRANSPORTS", "ledger_for", "lock_for", "sort_handlers", "transport_for", "weights_for"]
 
@@ -41,7 +41,7 @@ def transport_for(transport: str | Transport) -> Transport:
 def lock_for(lock: LockKeeper | str | None, lease: float) -> LockKeeper:
     """The keeper itself; the Ray actor of that name; or a lock of this process alone."""
     if lock is None:
-        return LocalLock(lease=lease)
+        return LocalLock(lease=lease, epoch=clock_epoch())  # engines may remember an earlier trainer
     if isinstance(lock, str):
         from .handlers.ray_lock import RayLock
 

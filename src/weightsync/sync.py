@@ -361,8 +361,8 @@ class WeightSync:
     def _version_of(self, pending: Pending, weights: Weights, limit: float) -> int:
         """The number for these weights: the caller's, if the ledger admits it, or the next free one."""
         if pending.version is None:
-            newest = self._ledger.current().newest
-            return 0 if newest is None else newest + 1
+            known = (self._ledger.current().newest, self._books.newest())
+            return max((each + 1 for each in known if each is not None), default=0)
         try:
             digest = self._workers.submit(self._digest, weights).result(timeout=limit)
         except TimeoutError as error:

@@ -111,9 +111,9 @@ class Bench:
         self.engines = {engine.name: engine for engine in engines}
         self.keeper = CountingLock(self.policy.lease)
         self.log = Log(self.keeper)
-        self.history: dict[int | None, list[Mapping[str, Tensor]]] = {
-            None: [look.tensors for look in self.looks().values()]
-        }
+        self.history: dict[int | None, list[Mapping[str, Tensor]]] = {}
+        for look in self.looks().values():
+            self.history.setdefault(look.version, []).append(look.tensors)
         self.sync = WeightSync(
             [engine.link for engine in engines], transport, policy=self.policy,
             handlers=[*handlers, self.log], lock=self.keeper if lock is None else lock, ledger=ledger,

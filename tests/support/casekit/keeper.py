@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from weightsync.fsm.errors import LockError
 from weightsync.fsm.lock import Closed, Granted, LockStatus, Renewed, Ticket, Waiting
-from weightsync.handlers.lock import LocalLock
+from weightsync.handlers.lock import LocalLock, clock_epoch
 
 __all__ = ["CountingLock"]
 
@@ -21,7 +21,7 @@ class CountingLock:
     """
 
     def __init__(self, lease: float = 2.0) -> None:
-        self.inner = LocalLock(lease=lease)
+        self.inner = LocalLock(lease=lease, epoch=clock_epoch())
         self.words: list[str] = []
         self.granted: list[int] = []
         self.released: list[int | None] = []

@@ -1,0 +1,109 @@
+"""One round in real time and everything around it: real lock, ledger, threads and loop, fakes outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..fsm.contract import Clock
+from ..fsm.driver import Driver
+from ..fsm.facts import opening
+from ..fsm.policy import Policy
+from ..fsm.receipt import Participant
+from ..fsm.record import Record
+from ..fsm.results import RoundResult
+from ..fsm.round import Identity, Round
+from ..fsm.states import Disposition, EngineState
+from ..fsm.tickets import Granted
+from ..handlers.clock import SystemClock
+from ..handlers.crew import Parts
+from ..handlers.ledger import MemoryLedger
+from ..handlers.lock import LocalLock
+from ..handlers.loop import RoundLoop
+from ..handlers.observers import Observers
+from ..handlers.workers import Workers
+from .fakes import FakeEngine, FakeExecutor, FakeTransport, FakeWeights
+
+__all__ = ["PATIENCE", "Scene"]
+
+PATIENCE = 20.0
+"""Seconds that nothing honest takes."""
+
+SLACK = 2.0
+
+
+class Scene:
+    """Two engines called a and b, two executors called x and y, and a round that has not begun.
+
+    Args:
+        policy: as a user would give it; a deadline of 3 seconds by default.
+        clock: real time by default.
+        observers: besides the one that keeps the records.
+    """
+
+    def __init__(
+        self, policy: Policy | None = None, clock: Clock | None = None, observers: Sequence[Any] = ()
+    ) -> None:
+        self.policy = policy or Policy(deadline=3.0, lease=2.0)
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.workers = Workers()
+        self.engines = [FakeEngine("a"), FakeEngine("b")]
+        self.transport, self.weights = FakeTransport(), FakeWeights(1)
+        self.story: list[str] = []
+        self.executors = [FakeExecutor("x", self.story), FakeExecutor("y", self.story)]
+        self.records: list[Record] = []
+        self.observers = Observers([*observers, self.records.append])
+        self.clock: Clock = clock or SystemClock()
+        self.version = 0
+        self.loop = self.next_round()
+
+    def next_round(self) -> RoundLoop:
+        """A round that has not begun."""
+        links = {Participant(engine.id, engine.machine.facts.incarnation): engine for engine in self.engines}
+        facts = opening(
+            round=f"r{self.version}", version=self.version, roster=links,
+            quorum=self.policy.quorum_of(len(links)),
+        )  # fmt: skip
+        round = Round.open(facts, Identity(1, 1, "me"), at=self.clock.now(), wall=self.clock.wall())
+        driver = Driver(round, self.policy.limits(), ["x", "y"], self.clock)
+        parts = Parts(
+            lock=self.lock, ledger=self.ledger, transport=self.transport, links=links,
+            executors=self.executors, weights=self.weights, owner="me", step=1, attempt=1,
+            bucket_bytes=64, verify=True,
+        )  # fmt: skip
+        self.version += 1
+        return RoundLoop(
+            driver, parts, workers=self.workers, observers=self.observers, clock=self.clock, flush=PATIENCE
+        )
+
+    def run(self) -> RoundResult:
+        """Run the round, within its deadline, and check what must be true after any round."""
+        begun = time.monotonic()
+        result = self.loop.run()
+        took = time.monotonic() - begun
+        assert took < self.policy.deadline + SLACK, f"it took {took:.2f} s"
+        self.check(result)
+        return result
+
+    def check(self, result: RoundResult) -> None:
+        """Released, told once, the lock free, no engine paused or in a session without an owner."""
+        assert result.path[-1] == "Released"
+        assert sum(record.event == "result" for record in self.records) == 1
+        self.check_lock()
+        for row, engine in zip(result.engines, self.engines, strict=True):
+            if row.disposition is not Disposition.quarantined:
+                assert engine.machine.state is EngineState.Serving, row
+                assert engine.machine.facts.session is None, row
+
+    def check_lock(self) -> None:
+        """Another party gets the lock in less than a second."""
+        ticket = self.lock.request("other", "theirs")
+        granted = self.lock.wait(ticket, 1.0)
+        assert isinstance(granted, Granted), granted
+        self.lock.release(ticket, granted.epoch)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.observers.close()
+        self.workers.close()

@@ -1,0 +1,221 @@
+"""The trainer's books: what is written down of an engine is what this very life of it has proved."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from weightsync.books import EngineBooks
+from weightsync.fsm.engine_table import AllApplied, CommitOrdered, FrameSeen, Opened, Session, ViewClosed
+from weightsync.fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
+from weightsync.fsm.receipt import Expectation, Participant
+from weightsync.fsm.results import EngineRow, RoundResult
+from weightsync.fsm.states import Disposition, Outcome
+from weightsync.testing.fakes import HANG, FakeEngine, Gate
+
+PLAN = Expectation("plan", 1, 1, 1)
+
+
+def result(version: int, **dispositions: Disposition) -> RoundResult:
+    """What a round decided about the first life of these engines."""
+    rows = tuple(
+        EngineRow(name, "0", what, version if what is Disposition.serving_new else None, 1, 1, (), 0.0)
+        for name, what in dispositions.items()
+    )
+    return RoundResult("r", 1, version, 1, 1, Outcome.complete, "yes", rows, (), {})
+
+
+def committed(engine: FakeEngine, version: int) -> None:
+    """The engine itself holds that version."""
+    session = Session("r", version + 1, version)
+    for event in (
+        Opened(session, PLAN), FrameSeen(session, 0), AllApplied(session), ViewClosed(session, 1, 1),
+        CommitOrdered(session),
+    ):  # fmt: skip
+        engine.machine.fire(event)
+
+
+def both() -> tuple[FakeEngine, FakeEngine, EngineBooks]:
+    """Two engines that were reached."""
+    a, b = FakeEngine("a"), FakeEngine("b", stages=False)
+    books = EngineBooks([a, b])
+    books.refresh(5.0)
+    return a, b, books
+
+
+NEW, OLD, OUT = Disposition.serving_new, Disposition.serving_old, Disposition.quarantined
+
+
+def test_engines_have_names_of_their_own() -> None:
+    """Nobody is no crew, and two of one name are one too many."""
+    with pytest.raises(SetupError, match="at least one engine"):
+        EngineBooks([])
+    with pytest.raises(SetupError, match="two engines are called 'a'"):
+        EngineBooks([FakeEngine("a"), FakeEngine("a")])
+
+
+def test_an_engine_that_was_never_reached_takes_part_without_an_incarnation() -> None:
+    """It is asked for, so that a quorum counts it, and known to be out of reach."""
+    a, b = FakeEngine("a"), FakeEngine("b")
+    a.alive = False
+    books = EngineBooks([a, b])
+    books.refresh(5.0)
+    assert list(books.roster()) == [Participant("a", "?"), Participant("b", "0")]
+    ((member, error),) = books.unreachable().items()
+    assert member == Participant("a", "?")
+    assert isinstance(error, EngineGone)
+    assert books.servable() == {}
+
+
+def test_who_loads_in_place_says_so() -> None:
+    """The adapter declares it when it is asked."""
+    _, _, books = both()
+    assert books.inplace() == {Participant("b", "0")}
+
+
+def test_a_version_is_written_down_when_it_was_committed() -> None:
+    """Old is what it was before, quarantined is none, and clears only by a commit."""
+    _, _, books = both()
+    assert books.servable() == {}
+    books.settle(result(0, a=NEW, b=NEW))
+    assert books.servable() == {"a": 0, "b": 0}
+    books.settle(result(1, a=OLD, b=OUT))
+    assert books.servable() == {"a": 0}
+    assert books.tainted() == {Participant("b", "0")}
+    books.settle(result(2, a=NEW, b=OLD))
+    assert books.servable() == {"a": 2}
+    books.settle(result(3, a=NEW, b=NEW))
+    assert books.servable() == {"a": 3, "b": 3}
+    assert books.tainted() == frozenset()
+
+
+def test_who_is_certain_is_not_asked_again() -> None:
+    """A quarantined engine is; everybody is when a router wants to know."""
+    a, b, books = both()
+    books.refresh(5.0)
+    assert (a.words, b.words) == (["hello"], ["hello"])
+    books.settle(result(0, a=NEW, b=OUT))
+    books.refresh(5.0)
+    assert (a.words.count("hello"), b.words.count("hello")) == (1, 2)
+    books.refresh(5.0, everybody=True)
+    assert (a.words.count("hello"), b.words.count("hello")) == (2, 3)
+
+
+def test_a_restarted_engine_starts_with_nothing() -> None:
+    """It inherits neither the version nor the place of the one that had its name."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    b.restart()
+    books.refresh(5.0, everybody=True)
+    assert books.servable() == {"a": 5}
+    assert books.entries()["b"].participant == Participant("b", "1")
+    assert books.entries()["b"].version is None
+
+
+def test_a_restart_before_the_round_was_settled_inherits_nothing_either() -> None:
+    """The round speaks of the life that took part in it."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    b.restart()
+    books.refresh(5.0, everybody=True)
+    books.settle(result(5, a=NEW, b=NEW))
+    assert books.servable() == {"a": 5}
+    assert books.entries()["b"].version is None
+
+
+def test_an_engine_that_says_another_version_than_the_books_is_not_servable() -> None:
+    """Somebody else changed it: it is unproven until the next round."""
+    a, _, books = both()
+    books.settle(result(5, a=NEW, b=NEW))
+    committed(a, 4)
+    books.refresh(5.0, everybody=True)
+    assert "a" not in books.servable()
+
+
+def test_an_engine_that_says_it_is_quarantined_is_believed() -> None:
+    """Whatever the books had."""
+    _, b, books = both()
+    committed(b, 5)
+    books.settle(result(5, a=OLD, b=NEW))
+    session = Session("r9", 9, 9)
+    b.machine.fire(Opened(session, PLAN))
+    b.machine.fire(FrameSeen(session, 0))
+    b.abort(session)
+    books.refresh(5.0, everybody=True)
+    assert books.servable() == {}
+    assert books.tainted() == {Participant("b", "0")}
+
+
+def test_silent_engines_share_one_limit() -> None:
+    """All are asked at once, and all are waited for together."""
+    engines = [FakeEngine(name) for name in "abcdef"]
+    for engine in engines[1:]:
+        engine.bad["hello"] = HANG
+    books = EngineBooks(engines)
+    begun = time.monotonic()
+    books.refresh(0.3)
+    assert time.monotonic() - begun < 1.0
+    assert set(books.unreachable()) == {Participant(name, "?") for name in "bcdef"}
+    assert all(isinstance(error, EngineSilent) for error in books.unreachable().values())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("adapter"), EngineGone("dead")])
+def test_an_engine_that_cannot_be_reached_is_not_servable_until_it_is(error: Exception) -> None:
+    """Its version is kept if it may still be alive, and forgotten if it is not."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=OLD))
+    a.bad["hello"] = error
+    books.refresh(5.0, everybody=True)
+    assert books.servable() == {}
+    books.refresh(5.0)
+    assert books.servable() == ({} if isinstance(error, EngineGone) else {"a": 5})
+
+
+def test_a_link_that_raises_at_once_is_one_that_was_not_reached() -> None:
+    """The other engines are asked all the same."""
+    a, b = FakeEngine("a"), FakeEngine("b")
+    error = OSError("no route")
+
+    def refuse() -> None:
+        raise error
+
+    a.hello = refuse  # type: ignore[method-assign, assignment]
+    books = EngineBooks([a, b])
+    books.refresh(5.0)
+    assert books.unreachable() == {Participant("a", "?"): error}
+    assert books.entries()["b"].asked
+
+
+def test_a_link_that_leads_to_another_engine_is_not_believed() -> None:
+    """Its answer would be written down under the wrong name."""
+    a, b = FakeEngine("a"), FakeEngine("b")
+    books = EngineBooks([a, b])
+    b.hello = a.hello  # type: ignore[method-assign]
+    books.refresh(5.0)
+    assert books.entries()["a"].asked
+    error = books.entries()["b"].error
+    assert isinstance(error, EngineError)
+    assert "leads to one that calls itself a" in str(error)
+
+
+def test_what_an_engine_said_before_a_round_does_not_undo_what_the_round_decided() -> None:
+    """A router asks while a round runs; the answer comes when the round is over, and is older than it."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    gate = Gate()
+    a.bad["hello"] = gate
+    router = threading.Thread(target=books.refresh, args=(20.0,), kwargs={"everybody": True}, daemon=True)
+    router.start()
+    gate.await_visitor()
+    books.settle(replace(result(6, a=OUT, b=NEW)))
+    gate.open()
+    router.join(20.0)
+    assert not router.is_alive()
+    assert books.servable() == {"b": 6}
+    assert books.tainted() == {Participant("a", "0")}
