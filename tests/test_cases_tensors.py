@@ -170,7 +170,7 @@ class TestB29:
     @STAGES
     @pytest.mark.parametrize("case", WRONG)
     def test_b29_refused_before_a_byte_moves(self, case: str, transport: str, stages: bool) -> None:
-        """The message names the tensor and what both sides say of it; nobody else waits; the right one works."""
+        """The message names the tensor and what both sides say of it; nobody waits; the right one works."""
         wrong, words = WRONG[case]
         held = {name: tensor.clone() for name, tensor in wrong.items()}
         engines = [*_zeros(RIGHT, "e0", stages=stages), InThreads("e1", held, stages=stages)]
@@ -243,7 +243,7 @@ class TestB31:
     @TRANSPORTS
     @STAGES
     def test_b31_tied_by_the_trainer(self, transport: str, stages: bool) -> None:
-        """An engine that ties them has one storage after each round; one that does not has both names right."""
+        """An engine that ties them keeps one storage; one that does not has both names right. Each round."""
         tied, apart = Tied(0, tied=True), Tied(0, tied=False)
         engines = [InThreads("tied", tied, stages=stages), InThreads("apart", apart, stages=stages)]
         with Bench(engines, transport) as bench:
@@ -309,7 +309,8 @@ class TestB33:
 
         An atomic group that is larger than a bucket, and buckets without number.
         """
-        model = {"a": torch.rand(100), "b": torch.rand(MIB), "c": torch.rand(100)}
+        size = 1000 if why == "group" else MIB
+        model = {"a": torch.rand(100), "b": torch.rand(size), "c": torch.rand(100)}
         engines = _zeros(model, "e0")
         groups = [{"a", "c"}] if why == "group" else []
         limit = 64 if why == "group" else 1

@@ -15,7 +15,7 @@ from weightsync.fsm.states import Disposition, Outcome, State
 from weightsync.fsm.tickets import Granted
 from weightsync.testing.clock import HandClock
 from weightsync.testing.fakes import HANG, LOST, Gate
-from weightsync.testing.scene import PATIENCE, Scene
+from weightsync.testing.scene import PATIENCE, Scene, check_free
 
 GO_ON = Policy(deadline=3.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
 
@@ -155,7 +155,7 @@ def test_a_round_that_waits_for_the_lock_can_be_cancelled(scene: Scene) -> None:
     assert result().path == ("Idle", "Failed", "Released")
     assert scene.lock.status().waiting == ()
     scene.lock.release(other, held.epoch)
-    scene.check_lock()
+    check_free(scene.lock)
 
 
 def test_a_round_that_is_cancelled_before_it_begins_never_holds_the_lock(scene: Scene) -> None:

@@ -22,7 +22,7 @@ from ..fsm.engine_table import Session
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Plan
 from .bell import Bell
-from .gloo import Group, patience
+from .gloo import FORMING, Group, patience
 from .spoke import Spoke
 
 __all__ = ["NAME", "collective_inlet"]
@@ -103,6 +103,7 @@ class _CollectiveInlet:
             raise
         finally:
             if group is not None:
+                self._let_form()
                 group.close()
             spoke.close()
 
@@ -124,6 +125,14 @@ class _CollectiveInlet:
             group.close()
             raise
         return group
+
+    def _let_form(self) -> None:
+        """Stay until the other ranks are connected as well, in case this one leaves early."""
+        end = time.monotonic() + FORMING
+        while not (self._spoke.formed or self._spoke.stopped):
+            noted = self._bell.rings
+            if not self._spoke.formed and not self._bell.rung(noted, end - time.monotonic()):
+                return
 
     def _frames(self, group: Group) -> Iterator[Bucketful]:
         buffer = torch.empty(self._plan.largest, dtype=torch.uint8)

@@ -20,7 +20,7 @@ from ..fsm.plan import Plan
 from ..fsm.receipt import Participant
 from .bell import Bell
 from .buffers import Pair
-from .gloo import Group, Operation, patience
+from .gloo import FORMING, Group, Operation, patience
 from .hub import Hub
 from .receptions import Receptions
 
@@ -86,6 +86,7 @@ class CollectiveRound:
             self._ended = True
         self.bell.ring()
         if self._hub is not None:
+            self._let_form(self._hub)
             self._hub.close(why)
         if self._group is not None:
             self._group.close()
@@ -118,6 +119,13 @@ class CollectiveRound:
             if operation.error is not None:
                 self._explain(port, doing, operation.error)
         port.bucket_sent(bucket)
+
+    def _let_form(self, hub: Hub) -> None:
+        end = time.monotonic() + FORMING
+        while hub.forming:
+            noted = self.bell.rings
+            if hub.forming and not self.bell.rung(noted, end - time.monotonic()):
+                return
 
     # -- waiting ------------------------------------------------------------------------------------------
 

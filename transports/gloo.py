@@ -13,8 +13,9 @@ Facts about gloo that shape the rest:
 * ``abort`` and ``shutdown`` of the process group do nothing, and to destroy it is to wait for what is under
   way: that ends with the group's own time limit, when a rank takes no part. What does end it at once is that
   a connection closes. So ``close`` closes them, by the addresses that the ranks have told each other.
-* A rank that is making its group waits for others to connect to it. A connection that closes ends that too;
-  so ``close`` connects to this rank in their place, and hangs up.
+* To make a group is to wait for the others to connect, and must not be disturbed: a connection that closes at
+  that time leaves its other end waiting until the limit, and can kill the process. So everybody gets a moment
+  to finish it, also when it is not needed any more (see ``hub.py``).
 * A send that begins at the very moment when its connection closes may miss that, and hang until the limit.
   So an operation under way gets a moment to finish by itself first, and nobody ever waits for one that hangs:
   a thread of its own destroys the group then.
@@ -27,9 +28,7 @@ import contextlib
 import os
 import socket
 import stat
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, final
@@ -42,13 +41,16 @@ from ..fsm.errors import TransportError
 from ..fsm.plan import Plan
 from .table import Table
 
-__all__ = ["Group", "Operation", "patience"]
+__all__ = ["FORMING", "Group", "Operation", "patience"]
 
 _MOMENT = 0.2
 """Seconds that an operation under way gets to finish by itself."""
 
+FORMING = 2.0
+"""Seconds that ranks get to finish the making of a group that is not needed any more. It takes milliseconds."""
+
 _SETTLE = 2.0
-"""Seconds for what takes milliseconds: to notice that connections are closed."""
+"""Seconds for an operation to notice that its connections are closed. It takes milliseconds as well."""
 
 _LISTENING = "listening/"
 """Begins the keys that say where a rank's gloo listens: host and port follow."""
@@ -123,7 +125,7 @@ class Group:
         limit: float,
         ring: Callable[[], None],
     ) -> None:
-        self._table, self._size, self._ring = table, size, ring
+        self._table, self._ring = table, ring
         self._store = _Store(table, publish, name=name, host=host, limit=limit)
         self._lock = threading.Lock()
         self._group: Any = None
@@ -161,7 +163,7 @@ class Group:
     def close(self) -> None:
         """End what is under way, and give back sockets and threads. Idempotent."""
         self._table.stop("the group was closed")
-        self._end_forming()
+        self._forming.join(FORMING)
         with self._lock:
             self._closed = True
             group, self._group = self._group, None
@@ -173,15 +175,6 @@ class Group:
                 last, group = [group], None
                 threading.Thread(target=last.clear, name="weightsync-reaper", daemon=True).start()
         del group  # and with the last reference, its sockets and threads
-
-    def _end_forming(self) -> None:
-        end = time.monotonic() + _SETTLE
-        self._forming.join(_MOMENT)
-        while self._forming.is_alive() and time.monotonic() < end:
-            _sever(self._table.after(_LISTENING))
-            if self._store.listening is not None:
-                _hang_up_on(*self._store.listening, self._size)
-            self._forming.join(0.05)
 
     def _form(self, rank: int, size: int, host: str, limit: float) -> None:
         try:
@@ -217,7 +210,6 @@ class _Store(Store):
         super().__init__()
         self._table, self._publish = table, publish
         self._name, self._host, self._limit = name, host, limit
-        self.listening: tuple[str, int] | None = None
 
     # What torch calls; each means what its name says in torch.distributed.Store.
 
@@ -225,7 +217,6 @@ class _Store(Store):
         octets = value.encode() if isinstance(value, str) else bytes(value)
         port = _port(octets, self._host)
         if port is not None:
-            self.listening = (self._host, port)
             self._publish(f"{_LISTENING}{self._host} {port}", b"")
         self._publish(f"{self._name}/{key}", octets)
 
@@ -254,16 +245,6 @@ def _port(octets: bytes, host: str) -> int | None:
             return int.from_bytes(octets[start + 2 : start + 4], "big")
         start = octets.find(mark, start + 1)
     return None
-
-
-def _hang_up_on(host: str, port: int, size: int) -> None:
-    """Connect to a gloo that waits for others, in the place of each of them, and close again.
-
-    Whoever connects says in eight bytes which pair of ranks it is for; these are numbered like the ranks.
-    """
-    for pair in range(size):
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as caller:
-            caller.sendall(pair.to_bytes(8, sys.byteorder))
 
 
 def _sever(listening: list[str]) -> None:

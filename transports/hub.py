@@ -10,11 +10,16 @@ and one that is killed is noticed at once, because its connection closes.
                            join(rank, nonce, ...)   a proof that it knows the secret, and its plan
     welcome(proof)                                  and so does the hub
     form                                            all are there: make the group
-    set(key, value)        set(key, value)          how to connect to a rank, passed on to the others
+                           set(key, value)          how to connect to this rank
+    set(key, value)                                 the same of all ranks, when everybody has said it
                            ready(bucket)            let go of the bucket before, and waits for this one
+    formed                                          everybody was ready once: the group is made
     go(bucket)                                      everybody is ready: it is sent now
                            done                     holds every bucket, and closes its connection
     stop(why)              left(why)                an abort, by either end
+
+To make the group cannot be broken off without harm (``gloo.py`` says why). So no rank begins before everything
+is known that it needs, and when a round ends meanwhile, the ranks get a moment to finish it all the same.
 
 One thread serves all connections; it ends with ``close``.
 """
@@ -78,6 +83,10 @@ class Hub:
         self._size, self._fingerprint, self._ring = size, fingerprint, ring
         self._listener = _listen(address, size)
         self._members: dict[int, _Peer] = {}
+        self._lock = threading.Lock()
+        self._kept: list[tuple[str, bytes]] = []
+        self._entered: set[int] = set()
+        self._formed = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -103,30 +112,32 @@ class Hub:
         """The ranks that are not ready for ``bucket``."""
         return [rank for rank, peer in sorted(self._members.items()) if peer.ready < bucket]
 
+    @property
+    def forming(self) -> bool:
+        """Whether ranks are connecting to each other, all of them still there."""
+        return len(self._entered) == self._size and not self._formed and not self.left
+
     def tell(self, kind: str, **values: str | int) -> None:
         """Tell every rank that is there."""
-        self._pass_on(kind, None, **values)
-
-    def publish(self, key: str, value: bytes) -> None:
-        """Write an entry of the trainer's rank."""
-        self.table.put(key, value)
-        self.tell("set", key=key, value=value.hex())
-
-    def close(self, why: str) -> None:
-        """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
-        self.table.stop(why)
-        self.tell("stop", why=why)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
-        self._thread.join()
-
-    def _pass_on(self, kind: str, author: _Peer | None, **values: str | int) -> None:
         for peer in list(self._members.values()):
-            if peer is not author and peer.rank not in self.left:
+            if peer.rank not in self.left:
                 try:
                     peer.wire.send(kind, **values)
                 except OSError:
                     peer.wire.shut()  # the thread reads the end of it
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Write an entry of the trainer's rank."""
+        self._enter(0, key, value)
+
+    def close(self, why: str) -> None:
+        """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
+        self.table.stop(why)
+        with self._lock:  # the table goes to everybody or to nobody
+            self.tell("stop", why=why)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join()
 
     # -- the thread --------------------------------------------------------------------------------------
 
@@ -177,9 +188,12 @@ class Hub:
         if peer.rank is None:
             self._join(peer, message)
         elif kind == "set":
-            self._enter(peer, fetch(message, "key", str), fetch(message, "value", str))
+            self._enter(peer.rank, fetch(message, "key", str), bytes.fromhex(fetch(message, "value", str)))
         elif kind == "ready":
             peer.ready = fetch(message, "bucket", int)
+            if not self._formed and not self.late(0):
+                self._formed = True
+                self.tell("formed")
         elif kind == "done":
             peer.done = True
         elif kind == "left":
@@ -200,9 +214,16 @@ class Hub:
         peer.wire.send("welcome", proof=proof(self.secret, "welcome", nonce))
         self._members[rank] = peer
 
-    def _enter(self, author: _Peer, key: str, value: str) -> None:
-        self.table.put(key, bytes.fromhex(value))
-        self._pass_on("set", author, key=key, value=value)
+    def _enter(self, rank: int, key: str, value: bytes) -> None:
+        """Keep an entry, and give out all that are kept as soon as every rank has made one."""
+        with self._lock:
+            self._kept.append((key, value))
+            self._entered.add(rank)
+            if len(self._entered) == self._size:
+                kept, self._kept = self._kept, []
+                for name, entry in kept:
+                    self.table.put(name, entry)
+                    self.tell("set", key=name, value=entry.hex())
 
     # -- ends --------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Spoke:
         self.rank = rank
         self.table = Table()
         self.forming = False
+        self.formed = False
         self.going = -1
         self._limit, self._ring = limit, ring
         self._stopped: str | None = None
@@ -74,8 +75,7 @@ class Spoke:
         self._thread.start()
 
     def publish(self, key: str, value: bytes) -> None:
-        """Write an entry of the table, for every rank."""
-        self.table.put(key, value)
+        """Write an entry of the table, for every rank; it comes back with those of the others."""
         self._say("set", key=key, value=value.hex())
 
     def ready(self, bucket: int) -> None:
@@ -145,6 +145,8 @@ class Spoke:
             self.table.put(field(message, "key", str), bytes.fromhex(field(message, "value", str)))
         elif kind == "form":
             self.forming = True
+        elif kind == "formed":
+            self.formed = True
         elif kind == "go":
             self.going = field(message, "bucket", int)
         elif kind == "stop":

@@ -59,9 +59,10 @@ def ledger_for(ledger: LedgerKeeper | str | Path | None) -> LedgerKeeper:
 
 
 def weights_for(model: object, *, snapshot: bool) -> Weights:
-    """The tensors of ``model`` as transports read them."""
+    """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if it can be made."""
     if all(hasattr(model, name) for name in ("materialize", "plan", "digest")):
-        return cast("Weights", model)
+        copy = getattr(model, "snapshot", None)
+        return cast("Weights", copy() if snapshot and callable(copy) else model)
     from .transports.weights import TorchWeights
 
     weights = TorchWeights.of(cast("Any", model))

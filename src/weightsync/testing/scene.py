@@ -1,4 +1,4 @@
-"""One round in real time and everything around it: real lock, ledger, threads and loop, fakes outside."""
+"""Rounds in real time and everything around them: real lock, ledger, threads and loop, fakes outside."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from ..handlers.lock import LocalLock
 from ..handlers.loop import RoundLoop
 from ..handlers.observers import Observers
 from ..handlers.workers import Workers
-from .fakes import FakeEngine, FakeExecutor, FakeTransport, FakeWeights
+from ..sync import WeightSync
+from .fakes import FakeEngine, FakeExecutor, FakeTransport, FakeWeights, Gate
 
-__all__ = ["PATIENCE", "Scene"]
+__all__ = ["PATIENCE", "Scene", "Trainer", "check_free"]
 
 PATIENCE = 20.0
 """Seconds that nothing honest takes."""
@@ -90,20 +91,76 @@ class Scene:
         """Released, told once, the lock free, no engine paused or in a session without an owner."""
         assert result.path[-1] == "Released"
         assert sum(record.event == "result" for record in self.records) == 1
-        self.check_lock()
+        check_free(self.lock)
         for row, engine in zip(result.engines, self.engines, strict=True):
             if row.disposition is not Disposition.quarantined:
                 assert engine.machine.state is EngineState.Serving, row
                 assert engine.machine.facts.session is None, row
 
-    def check_lock(self) -> None:
-        """Another party gets the lock in less than a second."""
-        ticket = self.lock.request("other", "theirs")
-        granted = self.lock.wait(ticket, 1.0)
-        assert isinstance(granted, Granted), granted
-        self.lock.release(ticket, granted.epoch)
-
     def close(self) -> None:
         """End the threads."""
         self.observers.close()
         self.workers.close()
+
+
+class Trainer:
+    """A ``WeightSync`` of two engines called a and b, and what stands around it.
+
+    Args:
+        policy: as a user would give it; a deadline of 3 seconds by default.
+        handlers: besides the observer that keeps the records.
+        options: of the ``WeightSync``.
+    """
+
+    def __init__(self, policy: Policy | None = None, handlers: Sequence[Any] = (), **options: Any) -> None:
+        self.policy = policy or Policy(deadline=3.0, lease=2.0)
+        self.engines, self.transport = [FakeEngine("a"), FakeEngine("b")], FakeTransport()
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.records: list[Record] = []
+        values: dict[str, Any] = {"lock": self.lock, "ledger": self.ledger, "owner": "me", **options}
+        self.sync = WeightSync(
+            self.engines,
+            self.transport,
+            policy=self.policy,
+            handlers=[*handlers, self.records.append],
+            **values,
+        )
+
+    def hand_over(self, step: int, weights: FakeWeights) -> RoundResult:
+        """The result of a step at which weights are handed over."""
+        result = self.sync.on_step_end(step, weights)
+        assert result is not None
+        return result
+
+    def held_in(self, state: str) -> Gate:
+        """A gate that holds the next round in that state; before the last receipt, an abort opens it."""
+        gate, first = Gate(), self.engines[0]
+        bad, word = {
+            "Locked": (self.transport.bad, "open"),
+            "Broadcasting": (self.transport.bad, "bucket 1"),
+            "Awaiting": (self.transport.bad, "collect"),
+            "Cleaning": (first.bad, "commit"),
+        }[state]
+        bad[word] = gate
+        return gate
+
+    def check_equal(self, weights: FakeWeights) -> None:
+        """Every engine holds exactly what the trainer holds."""
+        assert [engine.content for engine in self.engines] == [weights.content] * len(self.engines)
+
+    def check_released(self) -> None:
+        """Every round that was opened is over; the lock is free; no engine is left in a session."""
+        told = [record.event for record in self.records]
+        assert told.count("opened") == told.count("result")
+        check_free(self.lock)
+        for engine in self.engines:
+            assert engine.machine.facts.session is None
+            assert engine.machine.state is EngineState.Serving
+
+
+def check_free(lock: LocalLock) -> None:
+    """Another party gets the lock in less than a second."""
+    ticket = lock.request("other", "theirs")
+    granted = lock.wait(ticket, 1.0)
+    assert isinstance(granted, Granted), granted
+    lock.release(ticket, granted.epoch)

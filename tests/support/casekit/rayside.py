@@ -1,0 +1,193 @@
+"""Engines of cases in Ray actors: real processes, which can crash and are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from weightsync import RayEngine, RayReceiver, RoundResult, WeightSync, ray_engine
+
+from .bench import quick
+from .engines import Look, look_at
+from .scripts import ANY, Script
+from .tensors import state
+
+__all__ = ["AsyncTrainer", "InActor", "environment"]
+
+_PATIENCE = 60.0
+
+
+def environment(**variables: str) -> dict[str, Any]:
+    """The environment of an actor's process, in which these modules can be imported."""
+    here = str(Path(__file__).parent.parent)
+    paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    return {"env_vars": {"PYTHONPATH": paths, **variables}}
+
+
+class _Actor(RayReceiver):
+    """What runs in the process. After a restart it holds ``state(-1)`` again, as another incarnation."""
+
+    def __init__(self, name: str) -> None:
+        torch.set_num_threads(1)
+        self.name = name
+        self._serve(state(-1), stages=True)
+
+    def _serve(self, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool) -> None:
+        self.held, self.script = held, Script()
+        self.weightsync_serve(held, id=self.name, stages=stages, fault=self.script)
+
+    @ray.method(concurrency_group="test")
+    def serve(self, held: torch.nn.Module | Mapping[str, Tensor], stages: bool) -> None:
+        """Be another engine from now on."""
+        self._serve(held, stages=stages)
+
+    @ray.method(concurrency_group="test")
+    def arm(self, point: str, action: Callable[[], None], bucket: int) -> None:
+        """Let something go wrong, once."""
+        self.script.arm(point, action, bucket)
+
+    @ray.method(concurrency_group="test")
+    def always(self, point: str, action: Callable[[], None]) -> None:
+        """Let something go wrong each time."""
+        self.script.always(point, action)
+
+    @ray.method(concurrency_group="test")
+    def disarm(self) -> None:
+        """Nothing more goes wrong."""
+        self.script.disarm()
+
+    @ray.method(concurrency_group="test")
+    def count(self, point: str) -> int:
+        """How often it came to a point."""
+        return self.script.count(point)
+
+    @ray.method(concurrency_group="test")
+    def look(self) -> Look:
+        """What it is now."""
+        assert self.weightsync_receiver is not None
+        return look_at(self.weightsync_receiver, self.held)
+
+    @ray.method(concurrency_group="test")
+    def process(self) -> tuple[int, int]:
+        """Its process id, and a number that differs between processes with other hash seeds."""
+        return os.getpid(), hash("weightsync")
+
+    @ray.method(concurrency_group="test")
+    def crash(self) -> None:
+        """End, as a crash does."""
+        os._exit(1)
+
+
+class InActor:
+    """An engine in a Ray actor, which Ray starts again when it dies.
+
+    Args:
+        name: its id.
+        seed: the hash seed of its process.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        make = ray_engine(
+            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"test": 2},
+            runtime_env=environment(PYTHONHASHSEED=str(seed)),
+        )  # fmt: skip
+        self.name = name
+        self.actor: Any = make(_Actor).remote(name)
+        self.link = RayEngine(self.actor, id=name)
+
+    def fresh(
+        self, held: torch.nn.Module | Mapping[str, Tensor] | None = None, *, stages: bool = True
+    ) -> InActor:
+        """The same process as a new engine, with these weights."""
+        self.ask("serve", state(-1) if held is None else held, stages)
+        self.link = RayEngine(self.actor, id=self.name)
+        return self
+
+    def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:
+        """Let something go wrong, once."""
+        self.ask("arm", point, action, bucket)
+
+    def always(self, point: str, action: Callable[[], None]) -> None:
+        """Let something go wrong each time."""
+        self.ask("always", point, action)
+
+    def disarm(self) -> None:
+        """Nothing more goes wrong."""
+        self.ask("disarm")
+
+    def count(self, point: str) -> int:
+        """How often it came to a point since it was disarmed."""
+        return int(self.ask("count", point))
+
+    def look(self) -> Look:
+        """What it is now."""
+        found: Look = self.ask("look")
+        return found
+
+    def process(self) -> tuple[int, int]:
+        """Its process id, and a number that differs with the hash seed."""
+        found: tuple[int, int] = self.ask("process")
+        return found
+
+    def crash(self) -> None:
+        """End its process, as a crash does; Ray starts another one."""
+        try:
+            ray.get(self.actor.crash.remote(), timeout=_PATIENCE)
+        except ray.exceptions.RayActorError:
+            return
+        raise AssertionError("it survived")
+
+    def settle(self) -> None:
+        """A word that was given up ends in the actor; nothing of it is here."""
+
+    def ask(self, what: str, *args: Any) -> Any:
+        """Ask the actor; while it is started anew, wait for it."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return ray.get(getattr(self.actor, what).remote(*args), timeout=_PATIENCE)
+            except ray.exceptions.RayActorError:
+                if time.monotonic() > end:
+                    raise
+
+
+class AsyncTrainer:
+    """An async actor that hands weights over."""
+
+    def __init__(self, names: list[str], actors: list[Any], lock: str) -> None:
+        self.said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("ray").addHandler(handler)
+        links = [RayEngine(actor, id=name) for name, actor in zip(names, actors, strict=True)]
+        self.sync = WeightSync(links, "collective", policy=quick(deadline=20.0), lock=lock)
+
+    async def step(self, number: int) -> tuple[bool, int]:
+        """One round."""
+        result: RoundResult = await self.sync.round(number, state(number))
+        return result.ok, result.version
+
+    async def status(self) -> int | None:
+        """What is asked meanwhile."""
+        return self.sync.version()
+
+    async def blocks(self) -> None:
+        """What must not happen."""
+        ray.get(ray.put(1))
+
+    async def warnings(self) -> list[str]:
+        """What Ray said of blocking the loop."""
+        return [line for line in self.said if "blocking ray.get" in line]
+
+    async def end(self) -> None:
+        """Give everything back."""
+        await asyncio.to_thread(self.sync.close)
