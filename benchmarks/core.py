@@ -3,8 +3,8 @@
     python -m benchmarks.core [--rounds N] [--no-ray]
 
 The *frame of the field* is what trainers do around the bytes today, written as fast as it goes: take a lock,
-pause both engines, begin, hand over the metadata of 290 tensors, end, resume, give the lock back; no bytes, no
-receipts, no commit. Ours is a whole round of 290 tensors without elements, with pause, receipts, digests,
+pause both engines, begin, hand over the metadata of 290 tensors, end, resume, give the lock back; no bytes,
+no receipts, no commit. Ours is a whole round of 290 tensors without elements, with pause, receipts, digests,
 commit, publication and resume. Both run in turn, in one process, against actors of the same cluster.
 """
 
@@ -28,7 +28,7 @@ BENCH = "core"
 def machine() -> Figure:
     """Events a second through ``Round.fire``: table, ``transitions``, record and commit."""
     engines = [Participant("e1"), Participant("e2")]
-    good = [
+    good: list[e.Event] = [
         e.LockGranted(1),
         e.Prepared(Expectation("plan", 1, 1, 8)),
         *(e.BucketSent(index) for index in range(8)),
@@ -64,7 +64,9 @@ def faulty_round() -> Figure:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60, help="counted rounds of each side over Ray")
     parser.add_argument("--no-ray", action="store_true", help="only what needs no cluster")
     arguments = parser.parse_args()

@@ -49,7 +49,9 @@ class FieldEngine:
     def begin(self) -> bool:
         return True
 
-    def update(self, names: list[str], dtypes: list[str], shapes: list[tuple[int, ...]], version: int) -> bool:
+    def update(
+        self, names: list[str], dtypes: list[str], shapes: list[tuple[int, ...]], version: int
+    ) -> bool:
         return len(names) == len(dtypes) == len(shapes)
 
     def end(self) -> bool:
@@ -72,9 +74,7 @@ def tensors() -> dict[str, torch.Tensor]:
     return {f"model.layers.{index}.weight": torch.zeros(0, 896) for index in range(TENSORS)}
 
 
-def field_round(
-    ray: Any, lock: Any, engines: list[Any], held: dict[str, torch.Tensor], version: int
-) -> None:
+def field_round(ray: Any, lock: Any, engines: list[Any], held: dict[str, torch.Tensor], version: int) -> None:
     """The frame of the field: 7 waits, 12 calls."""
     names, dtypes = list(held), ["float32"] * len(held)
     shapes = [tuple(tensor.shape) for tensor in held.values()]
@@ -142,9 +142,10 @@ def _measured(ray: Any, rounds: int) -> list[Figure]:
     return [
         Figure(BENCH, "empty round over Ray, the field's frame", middle["field"], "ms", "", rounds),
         Figure(BENCH, "empty round over Ray, ours", middle["ours"], "ms", "field's frame", rounds),
-        Figure(BENCH, "empty round over Ray", middle["ours"] / middle["field"], "ratio", "field's frame", rounds),
+        Figure(BENCH, "empty round over Ray", middle["ours"] / middle["field"], "ratio", "field's frame",
+               rounds),
         Figure(
-            BENCH, "empty round over Ray, with a state log and a durable ledger", middle["logged"] / middle["field"], "ratio",
-            "field's frame", rounds,
+            BENCH, "empty round over Ray, with a state log and a durable ledger",
+            middle["logged"] / middle["field"], "ratio", "field's frame", rounds,
         ),
     ]  # fmt: skip

@@ -5,7 +5,7 @@ The other half of :mod:`.driver`. Here is where an exception becomes an event, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -38,7 +38,8 @@ class Told(Protocol):
     limits: Limits
     executors: tuple[str, ...]
 
-    def fire(self, event: e.Event) -> None: ...
+    def fire(self, event: e.Event) -> None:
+        """Tell the round a fact."""
 
     def call(
         self,
@@ -47,21 +48,29 @@ class Told(Protocol):
         engine: Participant | None = None,
         index: int | None = None,
         limit: float | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Ask for something."""
 
-    def fence(self, engines: Sequence[Participant]) -> None: ...
+    def fence(self, engines: Collection[Participant]) -> None:
+        """Stop waiting for engines."""
 
-    def leased(self, until: float) -> None: ...
+    def leased(self, until: float) -> None:
+        """The lease now ends then."""
 
-    def expect(self, plan: Expectation) -> None: ...
+    def expect(self, plan: Expectation) -> None:
+        """The plan is made."""
 
-    def owe_undo(self, index: int) -> None: ...
+    def owe_undo(self, index: int) -> None:
+        """An executor is prepared."""
 
-    def no_undo(self, index: int) -> None: ...
+    def no_undo(self, index: int) -> None:
+        """An executor had its good end."""
 
-    def back(self, engine: Participant) -> None: ...
+    def back(self, engine: Participant) -> None:
+        """An engine serves again."""
 
-    def troubled(self, error: BaseException, where: str) -> None: ...
+    def troubled(self, error: BaseException, where: str) -> None:
+        """Putting back met an error."""
 
 
 _SENDING = (State.Locked, State.Broadcasting, State.Awaiting)
@@ -80,35 +89,27 @@ class Answers:
 
     def good(self, call: Call, value: Any) -> None:
         """``call`` was done."""
-        driver, act = self._driver, call.act
-        match act:
-            case Act.acquire:
-                epoch, until = value
-                driver.leased(until)
-                driver.fire(e.LockGranted(epoch))
-            case Act.renew:
-                driver.leased(value)
-            case Act.release:
-                driver.fire(e.Unlocked())
-            case Act.plan:
-                driver.expect(value)
-            case Act.prepare:
-                if value and call.index is not None:
-                    driver.owe_undo(call.index)
-            case Act.clean:
-                if call.index is not None:
-                    driver.no_undo(call.index)
-            case Act.commit | Act.abort | Act.resume:
-                if call.engine is not None:
-                    self._engine_good(act, call.engine, value)
-            case Act.broadcast | Act.collect:
-                self._returned(call)
-            case Act.publish:
-                self._ledger_says(published=True)
-            case Act.ask:
-                self._ledger_says(published=bool(value))
-            case _:
-                pass
+        driver, act, index = self._driver, call.act, call.index
+        told: dict[Act, Callable[[], None]] = {
+            Act.acquire: lambda: self._granted(*value),
+            Act.renew: lambda: driver.leased(value),
+            Act.release: lambda: driver.fire(e.Unlocked()),
+            Act.plan: lambda: driver.expect(value),
+            Act.prepare: lambda: driver.owe_undo(index) if value and index is not None else None,
+            Act.clean: lambda: driver.no_undo(index) if index is not None else None,
+            Act.broadcast: lambda: self._returned(call),
+            Act.collect: lambda: self._returned(call),
+            Act.publish: lambda: self._ledger_says(published=True),
+            Act.ask: lambda: self._ledger_says(published=bool(value)),
+        }
+        if act in told:
+            told[act]()
+        elif call.engine is not None and act in (Act.commit, Act.abort, Act.resume):
+            self._engine_good(act, call.engine, value)
+
+    def _granted(self, epoch: int, until: float) -> None:
+        self._driver.leased(until)
+        self._driver.fire(e.LockGranted(epoch))
 
     def _engine_good(self, act: Act, engine: Participant, value: Any) -> None:
         driver = self._driver
@@ -202,9 +203,8 @@ class Answers:
             Act.broadcast: State.Broadcasting,
             Act.collect: State.Awaiting,
         }[call.act]
-        if driver.round.state is own:
-            driver.fire(e.TransportFailed(error))
-        elif driver.round.state in _SENDING and not isinstance(error, PortClosed):
+        early = driver.round.state in _SENDING and not isinstance(error, PortClosed)
+        if driver.round.state is own or early:
             driver.fire(e.TransportFailed(error))
         elif driver.round.state is State.Failed and isinstance(error, RoundTimedOut):
             driver.troubled(error, call.act.name)  # not even the abort could end it: it is still under way

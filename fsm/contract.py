@@ -18,7 +18,7 @@ Who calls what:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ from .tensors import TensorSpec
 
 __all__ = [
     "Bucketful", "Capabilities", "Clock", "Digest", "EngineLink", "EngineStatus", "Executor", "Inlet",
-    "InletFactory", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack", "Weights",
+    "InletFactory", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack",
+    "Weights",
 ]  # fmt: skip
 
 
@@ -112,6 +113,12 @@ class Port(Protocol):
     def progress(self) -> None:
         """Say that something moved: feeds the idle time-out."""
 
+    def waiting_for(self, engines: Collection[Participant]) -> None:
+        """Say that nothing can move until one of ``engines`` does. Broadcast only; the next progress ends it.
+
+        An engine that stays silent for its own limit is then lost by name, before the phase runs out of time.
+        """
+
     def bucket_sent(self, index: int) -> None:
         """Bucket ``index`` was handed over. Broadcast only."""
 
@@ -167,7 +174,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bucketful:
-    """One bucket as it arrived: ``data`` is a flat buffer of its bytes, valid until the next one is asked for."""
+    """One bucket as it arrived: ``data`` is a flat buffer, valid until the next one is asked for."""
 
     index: int
     data: Any
@@ -186,7 +193,8 @@ class Inlet(Protocol):
 class InletFactory(Protocol):
     """Makes the receiving half from a ticket."""
 
-    def __call__(self, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet: ...
+    def __call__(self, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet:
+        """``limit`` is how long a bucket may be waited for, in seconds."""
 
 
 class Unpack(Protocol):
@@ -308,4 +316,5 @@ class Executor(Protocol):
 class Observer(Protocol):
     """Called with each record after the commit. It can fire nothing; if it raises, it is disabled."""
 
-    def __call__(self, record: Any, /) -> None: ...
+    def __call__(self, record: Any, /) -> None:
+        """Take note of ``record``, an ``fsm.record.Record``."""

@@ -1,31 +1,31 @@
 """The tree of errors.
 
-    WeightSyncError            everything this library raises on purpose
-     |- RoundError             something was asked of a round that it does not do
-     |   |- IllegalEvent       a fact that the table does not allow here; nothing changed
-     |   |- GuardFailed        a guard raised; the event is refused, nothing changed
-     |   |- PortClosed         the round moved on; whoever holds the port is cancelled
-     |   `- Reentrant          fired from inside a commit
-     |- TableError             a table breaks a law; raised at import, never at run time
-     |- ReplayMismatch         a log does not fold to what it says, or is another table's
-     |- LogUnreadable          a line of a log cannot be read
-     |- PlanError              the plan cannot be made, or does not fit what an engine holds
-     |   `- PlanUnknown        only a plan's fingerprint was sent, and the engine does not know it (any more)
-     |- LockError              the lock service refused
-     |- LedgerError            the version ledger refused
-     |- EngineError            an engine refused or failed
-     |   |- StaleSession       a frame, commit or open of a session that is not the open one
-     |   |- EngineGone         the engine is dead, or another incarnation answers in its place
-     |   |- EngineSilent       no answer within its limit
-     |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
-     |   `- ReceiptRefused     a receipt that proves something else than this round
-     |- TransportError         bytes could not be moved
-     |- RoundTimedOut          a state, or the round, ran past its deadline
-     |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
-     |- RoundCancelled         somebody cancelled the round
-     |- LeaseEnded              the lock's lease ran out, or was given to someone else
-     |- SetupError             the parts do not fit together; refused before anything moved
-     `- SyncFailed             raised by ``RoundResult.require`` only
+WeightSyncError            everything this library raises on purpose
+ |- RoundError             something was asked of a round that it does not do
+ |   |- IllegalEvent       a fact that the table does not allow here; nothing changed
+ |   |- GuardFailed        a guard raised; the event is refused, nothing changed
+ |   |- PortClosed         the round moved on; whoever holds the port is cancelled
+ |   `- Reentrant          fired from inside a commit
+ |- TableError             a table breaks a law; raised at import, never at run time
+ |- ReplayMismatch         a log does not fold to what it says, or is another table's
+ |- LogUnreadable          a line of a log cannot be read
+ |- PlanError              the plan cannot be made, or does not fit what an engine holds
+ |   `- PlanUnknown        only a plan's fingerprint was sent, and the engine does not know it (any more)
+ |- LockError              the lock service refused
+ |- LedgerError            the version ledger refused
+ |- EngineError            an engine refused or failed
+ |   |- StaleSession       a frame, commit or open of a session that is not the open one
+ |   |- EngineGone         the engine is dead, or another incarnation answers in its place
+ |   |- EngineSilent       no answer within its limit
+ |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
+ |   `- ReceiptRefused     a receipt that proves something else than this round
+ |- TransportError         bytes could not be moved
+ |- RoundTimedOut          a state, or the round, ran past its deadline
+ |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
+ |- RoundCancelled         somebody cancelled the round
+ |- LeaseEnded              the lock's lease ran out, or was given to someone else
+ |- SetupError             the parts do not fit together; refused before anything moved
+ `- SyncFailed             raised by ``RoundResult.require`` only
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ __all__ = [
     "EVENTS", "PROTAGONISTS", "WATCHDOGS",
     "AllSent", "BucketSent", "Cancelled", "Cleaned", "CleanupFailed", "CommitFailed", "EngineAcked",
     "EngineCommitted", "EngineLost", "EngineReverted", "Event", "LeaseLost", "LockGranted", "LockRefused",
-    "PrepareFailed", "Prepared", "PublishFailed", "Published", "TimedOut", "TransportFailed", "UnlockFailed", "Unlocked",
+    "PrepareFailed", "Prepared", "PublishFailed", "Published", "TimedOut", "TransportFailed", "UnlockFailed",
+    "Unlocked",
 ]  # fmt: skip
 
 
@@ -173,8 +174,8 @@ class Cancelled:
 
 Event = (
     LockGranted | LockRefused | Prepared | PrepareFailed | BucketSent | AllSent | EngineAcked | EngineLost
-    | EngineCommitted | CommitFailed | EngineReverted | Published | PublishFailed | Cleaned | CleanupFailed | Unlocked
-    | UnlockFailed | LeaseLost | TransportFailed | TimedOut | Cancelled
+    | EngineCommitted | CommitFailed | EngineReverted | Published | PublishFailed | Cleaned | CleanupFailed
+    | Unlocked | UnlockFailed | LeaseLost | TransportFailed | TimedOut | Cancelled
 )  # fmt: skip
 """Any fact a round can be told."""
 

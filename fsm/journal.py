@@ -27,11 +27,7 @@ _COMPARED = tuple(f.name for f in fields(Facts) if f.name not in ("round", "vers
 
 def changes(before: Facts, after: Facts) -> dict[str, Any]:
     """The facts that differ, as plain values. The cause is told by ``culprit`` and ``error`` instead."""
-    return {
-        name: plain(new)
-        for name in _COMPARED
-        if (new := getattr(after, name)) != getattr(before, name)
-    }
+    return {name: plain(new) for name in _COMPARED if (new := getattr(after, name)) != getattr(before, name)}
 
 
 def opening_facts(facts: Facts) -> dict[str, Any]:

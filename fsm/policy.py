@@ -43,7 +43,8 @@ class Policy:
             Failed. Only a lock service that does not answer can add to it: by at most one lease once it has
             granted, by at most two and a third if it never said whether it did.
         idle: seconds without progress after which a state is given up; a quarter of the deadline by default.
-        engine_limit: seconds one engine may take to answer a control call; a sixth of the deadline by default.
+        engine_limit: seconds one engine may be silent, when it is asked something or when nothing moves but
+            it; a sixth of the deadline by default.
         on_engine_failure: ``"fail"``: every engine must take part. ``"quarantine"``: the round goes on with
             the rest, at or above the quorum, and the lost engine is quarantined.
         quorum: with ``"quarantine"``: a fraction of the engines asked for (0 < f <= 1.0), or a whole number

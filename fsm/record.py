@@ -83,7 +83,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Participant):
         return {"id": value.id, "incarnation": value.incarnation, "ranks": value.ranks}
     if isinstance(value, Expectation):
-        return {name: getattr(value, name) for name in ("fingerprint", "tensors", "bytes", "buckets", "digest")}
+        return {
+            name: getattr(value, name) for name in ("fingerprint", "tensors", "bytes", "buckets", "digest")
+        }
     if isinstance(value, Receipt):
         return value.to_json()
     if isinstance(value, BaseException):

@@ -58,9 +58,7 @@ def step(before: Position, event: Event, table: Table[State, Facts] = ROUND) -> 
     return Step(row, Position(row.goal, facts), _orders(row, facts, event, table))
 
 
-def _orders(
-    row: Row[State], facts: Facts, event: Event, table: Table[State, Facts]
-) -> tuple[Order, ...]:
+def _orders(row: Row[State], facts: Facts, event: Event, table: Table[State, Facts]) -> tuple[Order, ...]:
     """The row's own orders, then the one for entering its target."""
     verbs = row.orders
     if row.target is not None and Verb.RetryRelease not in verbs:

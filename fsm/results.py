@@ -103,13 +103,15 @@ class RoundResult:
     def summary(self) -> str:
         """One line: what happened, where, and what it means for the engines."""
         if self.ok:
-            return f"round {self.round}: version {self.version} {self.outcome.name} on {len(self.engines)} engines"
+            serving = f"{self.outcome.name} on {len(self.engines)} engines"
+            return f"round {self.round}: version {self.version} {serving}"
         where = f" in {self.failed_in}" if self.failed_in else ""
         who = f", engine {self.culprit}" if self.culprit else ""
         what = f", bucket {self.bucket}" if self.bucket is not None else ""
         why = f": {type(self.error).__name__}: {self.error}" if self.error is not None else ""
         states = "; ".join(f"{row.engine} {row.disposition.name}" for row in self.engines)
         return (
-            f"round {self.round} (step {self.step}, version {self.version}, published: {self.published}) failed"
+            f"round {self.round} (step {self.step}, version {self.version}, "
+            f"published: {self.published}) failed"
             f"{where}{who}{what}{why} [{states}]"
         )

@@ -1,8 +1,8 @@
 """A round at run time: one immutable snapshot, changed by one assignment, and its journal.
 
-``fire`` asks two readings of the table, ``transitions`` and the reducer, has them agree, writes the record and
-commits all of it at once. The journal is part of the snapshot: an interrupt can delay a line of the log, it
-can neither lose one nor write one for a transition that did not happen.
+``fire`` asks two readings of the table, ``transitions`` and the reducer, has them agree, writes the record
+and commits all of it at once. The journal is part of the snapshot: an interrupt can delay a line of the log,
+it can neither lose one nor write one for a transition that did not happen.
 
 A round cannot be assigned to, subclassed, pickled or made without :meth:`Round.open`.
 """
@@ -70,7 +70,13 @@ class Round:
         self._guard = CommitGuard()
         self._identity = identity
         first = self._record(
-            facts, "opened", seq=0, time=wall, source=None, target=position.state.name, facts=opening_facts(facts)
+            facts,
+            "opened",
+            seq=0,
+            time=wall,
+            source=None,
+            target=position.state.name,
+            facts=opening_facts(facts),
         )
         self._snapshot = _Snapshot(position, at, _Entry(first, None))
 

@@ -8,7 +8,7 @@ fact that is legal, none answers one that is not, and two would be an error of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,18 +25,22 @@ class Guard(Protocol):
     """A predicate over facts, event and state. It may not read anything else."""
 
     @property
-    def __name__(self) -> str: ...
+    def __name__(self) -> str:
+        """As it is drawn and logged."""
 
-    def __call__(self, facts: Any, event: Any, state: Any, /) -> bool: ...
+    def __call__(self, facts: Any, event: Any, state: Any, /) -> bool:
+        """Whether it holds."""
 
 
 class Learn(Protocol):
     """What a row teaches: new facts from old facts and the event."""
 
     @property
-    def __name__(self) -> str: ...
+    def __name__(self) -> str:
+        """As it is listed."""
 
-    def __call__(self, facts: Any, event: Any, /) -> Any: ...
+    def __call__(self, facts: Any, event: Any, /) -> Any:
+        """The facts afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

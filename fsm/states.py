@@ -8,8 +8,10 @@ __all__ = ["Disposition", "EngineState", "Lock", "Outcome", "Publication", "Stat
 
 
 class State(Enum):
-    """Where a round is. Declared in the order of their rank: a round only ever moves down this list,
-    except that ``Failed`` is skipped by a good round."""
+    """Where a round is.
+
+    Declared in the order of their rank: a round only ever moves down this list, and a good one skips Failed.
+    """
 
     Idle = "asked for the lock"
     Locked = "lock held; engines being paused, sessions opened, plan agreed"
@@ -49,7 +51,7 @@ class Lock(Enum):
 
 
 class Publication(Enum):
-    """What a round knows of its publication; ``unknown`` (asked, never answered) must be treated as ``yes``."""
+    """What a round knows of its publication; ``unknown`` must be treated as ``yes``."""
 
     no = "never asked, or refused"
     unknown = "asked, not answered"

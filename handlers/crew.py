@@ -78,7 +78,7 @@ class Crew:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def carry_out(self, call: Call) -> None:
-        """Start ``call``; its answer comes by ``answer``. Raises nothing: what cannot be started has failed."""
+        """Start ``call``; its answer comes by ``answer``. What cannot be started has failed."""
         try:
             if call.act in ENGINE_ACTS:
                 future = self._ask(call)
@@ -124,7 +124,7 @@ class Crew:
         facts = self.driver.round.facts
         return Session(facts.round, facts.epoch, facts.version)
 
-    # -- the lock ---------------------------------------------------------------------------------------------
+    # -- the lock --------------------------------------------------------------------------------------------
 
     @property
     def _ticket(self) -> Ticket:
@@ -162,7 +162,7 @@ class Crew:
         except (NotHolder, StaleEpoch):
             lock.cancel(ticket)  # it may be in the queue, or hold another epoch: this ends either
 
-    # -- the trainer ------------------------------------------------------------------------------------------
+    # -- the trainer -----------------------------------------------------------------------------------------
 
     def _make_plan(self, call: Call) -> Expectation:
         return self._planning.result() if self._planning is not None else self._planned()
@@ -174,11 +174,16 @@ class Crew:
         digest = weights.digest() if parts.verify else ""
         parts.ledger.admit(self.driver.round.facts.version, digest or plan.fingerprint)
         self.plan = plan
-        self.expected = Expectation(plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets), digest)
+        self.expected = Expectation(
+            plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets), digest
+        )
         return self.expected
 
     def _prepare(self, call: Call) -> bool:
         undo = self._executor(call).prepare(self._view())
+        if undo is not None and self.driver.round.facts.settled:
+            undo()  # the round gave up on this long ago, and nobody else will do it
+            return False
         if undo is not None:
             self._undos[call.index or 0] = undo
         return undo is not None
@@ -196,7 +201,7 @@ class Crew:
         parts = self.parts
         return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights)
 
-    # -- engines ----------------------------------------------------------------------------------------------
+    # -- engines ---------------------------------------------------------------------------------------------
 
     def _ask(self, call: Call) -> Future[Any]:
         engine = call.engine
@@ -224,7 +229,7 @@ class Crew:
             raise WeightSyncError("an engine was to be opened before there was a plan")
         return self.plan, self.expected
 
-    # -- the transport ----------------------------------------------------------------------------------------
+    # -- the transport ---------------------------------------------------------------------------------------
 
     def _port(self, act: Act) -> RoundPort:
         port = RoundPort(self.driver, _PHASES[act], self.session, self.clock, self.post)
@@ -250,7 +255,7 @@ class Crew:
     def _transport_abort(self, call: Call) -> None:
         self.parts.transport.abort()
 
-    # -- the ledger -------------------------------------------------------------------------------------------
+    # -- the ledger ------------------------------------------------------------------------------------------
 
     def _digest(self) -> str:
         _, expected = self._agreed()

@@ -21,6 +21,7 @@ from ..fsm.states import State
 from ..fsm.tickets import Waiting
 from .crew import Crew, Parts
 from .observers import Observers
+from .ports import Told
 from .workers import Workers
 
 __all__ = ["RoundLoop"]
@@ -89,7 +90,7 @@ class RoundLoop:
             return self.driver.tick
 
     def _in_time_first(self) -> _Move:
-        """What arrived before a limit counts, also if this thread comes late; only a lease waits for nobody."""
+        """What arrived before a limit counts, also if this thread is late; only a lease waits for nobody."""
         if self._in_time is None:
             self._in_time = self._inbox.qsize() if self._clock.now() < self.driver.lease_end else 0
         if self._in_time:
@@ -111,11 +112,17 @@ class RoundLoop:
     def _answered(self, number: int, value: object, error: BaseException | None) -> None:
         self._inbox.put(lambda now: self.driver.answered(number, now, value=value, error=error))
 
-    def _heard(self, event: e.Event | None, phase: State) -> None:
-        if event is None:
+    def _heard(self, told: Told, phase: State) -> None:
+        if told is None:
             self._inbox.put(self._progress)
+        elif isinstance(told, frozenset):
+            self._inbox.put(lambda now: self._waits_for(told, now))
         else:
-            self._inbox.put(lambda now: self.driver.heard(event, now, phase=phase))
+            self._inbox.put(lambda now: self.driver.heard(told, now, phase=phase))
+
+    def _waits_for(self, engines: frozenset[Participant], now: float) -> list[Call]:
+        self.driver.waiting_for(engines, now)
+        return []
 
     def _waits(self, answer: Waiting) -> None:
         self._inbox.put(lambda now: self.driver.waits(answer, now))

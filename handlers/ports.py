@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..fsm import events as e
 from ..fsm.contract import Clock
@@ -15,7 +15,10 @@ from ..fsm.states import State
 
 __all__ = ["RoundPort"]
 
-Post = Callable[[e.Event | None, State], None]
+Told = e.Event | frozenset[Participant] | None
+"""A fact; whom the transport waits for; or that something moved."""
+
+Post = Callable[[Told, State], None]
 
 
 class RoundPort:
@@ -25,7 +28,7 @@ class RoundPort:
         driver: whose round it is.
         phase: the state in which it is open.
         clock: for ``limit``.
-        post: takes an event (None: progress) to the thread that moves the driver.
+        post: takes what is told to the thread that moves the driver.
     """
 
     def __init__(self, driver: Driver, phase: State, session: Session, clock: Clock, post: Post) -> None:
@@ -85,6 +88,10 @@ class RoundPort:
         """Something moved."""
         self._tell(None)
 
+    def waiting_for(self, engines: Collection[Participant]) -> None:
+        """Nothing can move until one of ``engines`` does."""
+        self._tell(frozenset(engines), State.Broadcasting)
+
     def bucket_sent(self, index: int) -> None:
         """Bucket ``index`` was handed over."""
         self._tell(e.BucketSent(index), State.Broadcasting)
@@ -101,7 +108,7 @@ class RoundPort:
         """``engine`` cannot take part any further."""
         self._tell(e.EngineLost(engine, error))
 
-    def _tell(self, event: e.Event | None, only: State | None = None) -> None:
+    def _tell(self, event: Told, only: State | None = None) -> None:
         if self.closed:
             raise PortClosed(f"round {self._session.round} is no longer {self._phase.name}")
         if only is not None and only is not self._phase:

@@ -244,18 +244,18 @@ class RayLock:
     def _ask(self, word: str, *args: Any, limit: float = 0.0) -> Any:
         keeper = self._known()
         try:
-            return ray.get(getattr(keeper, word).remote(*args), timeout=limit + self._patience)
+            return _answer(getattr(keeper, word).remote(*args), limit + self._patience)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, LockError):
                 raise error.cause from error
             raise self._trouble(word, error) from error
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, TimeoutError) as error:
             if isinstance(error, ray.exceptions.RayActorError):
                 self._keeper = None  # if Ray does not start it again, the next call does
             raise self._trouble(word, error) from error
 
     def _trouble(self, word: str, error: Exception) -> LockError:
-        if isinstance(error, ray.exceptions.GetTimeoutError):
+        if isinstance(error, TimeoutError) and not isinstance(error, ray.exceptions.RayTaskError):
             what = f"did not answer {word!r} in time"
         elif isinstance(error, ray.exceptions.RayActorError):
             what = f"died before it answered {word!r}; it is started again, and whoever waited asks anew"
@@ -282,11 +282,16 @@ class RayLock:
 
     def _check(self, keeper: Any) -> None:
         try:
-            lease = ray.get(keeper.lease.remote(), timeout=self._patience)
-        except ray.exceptions.RayError as error:
+            lease = _answer(keeper.lease.remote(), self._patience)
+        except (ray.exceptions.RayError, TimeoutError) as error:
             raise self._trouble("lease", error) from error
         if lease != self._lease:
             raise LockError(
                 f"lock {self.name!r} has a lease of {lease:g} s, but is used here with {self._lease:g} s: "
                 f"use the same one, or another name"
             )
+
+
+def _answer(asked: Any, limit: float) -> Any:
+    """Wait for an answer. In an async actor ``ray.get`` complains, also in threads that may well wait."""
+    return asked.future().result(timeout=limit)

@@ -155,9 +155,9 @@ class Receiver:
         except PlanUnknown:
             raise  # the trainer asks again, with the whole plan
         except BaseException as error:
-            self._answer_early(lambda: self._unopened.__setitem__(session, error))
+            self._tell_waiting(unopened=(session, error))
             raise
-        self._answer_early(lambda: setattr(self, "_job", job))
+        self._tell_waiting(job)
         self._fault("opened")
 
     def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:
@@ -207,7 +207,7 @@ class Receiver:
         """
         self._fault("abort")
         answer = self._rank.abort(session)
-        self._answer_early(lambda: None)
+        self._tell_waiting()
         self._fault("aborted")
         return answer
 
@@ -258,10 +258,15 @@ class Receiver:
         if error is not None:
             raise error
 
-    def _answer_early(self, note: Callable[[], None]) -> None:
+    def _tell_waiting(
+        self, job: _Job | None = None, *, unopened: tuple[Session, BaseException] | None = None
+    ) -> None:
         """Note how an open ended, and wake a receive that waits for it."""
         with self._opens:
-            note()
+            if job is not None:
+                self._job = job
+            if unopened is not None:
+                self._unopened[unopened[0]] = unopened[1]
             while len(self._unopened) > _PLANS:
                 self._unopened.pop(next(iter(self._unopened)))
             self._opens.notify_all()

@@ -67,9 +67,8 @@ def _hello(receiver: Receiver, session: Session) -> object:
     return [told.engine, told.incarnation, told.ranks, told.stages, told.state.name, told.version]
 
 
-def _open(
-    receiver: Receiver, session: Session, incarnation: str, plan: Any, expected: list[Any], limit: float
-) -> None:
+def _open(receiver: Receiver, session: Session, *told: Any) -> None:
+    incarnation, plan, expected, limit = told
     layout = plan if isinstance(plan, str) else Plan.from_json(plan["plan"])
     receiver.open(session, incarnation, layout, Expectation(*expected), limit)
 

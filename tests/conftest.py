@@ -17,6 +17,8 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
+pytest.register_assert_rewrite("casekit")  # its checks explain themselves as those of tests do
+
 # A time limit for each example finds slow machines, not faults; pytest-timeout watches the whole test. In CI
 # the examples are always the same ones, so that a red run is red for everybody.
 settings.register_profile("local", deadline=None)
@@ -25,7 +27,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a CUDA device where there is none; ask torch only if such a test was collected."""
+    """Tests with Ray come last; what needs a CUDA device is skipped where there is none.
+
+    A cluster stays in the process and opens what it likes; before it is there, a test can count descriptors.
+    Torch is asked only if such a test was collected.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
     wanting = [item for item in items if item.get_closest_marker("gpu")]
     if not wanting:
         return

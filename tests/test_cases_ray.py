@@ -67,7 +67,7 @@ def test_b14_a_another_hash_seed_in_each_process(actors: list[InActor]) -> None:
 def test_b01_an_engine_raises_in_its_process(
     point: str, bucket: int, phase: Any, engines: list[InActor]
 ) -> None:
-    """radixark/miles#1967: the error comes out with its type, its text and its bucket; the next round works."""
+    """radixark/miles#1967: the error comes out with type, text and bucket; the next round works."""
     with collective(engines) as bench:
         bench.works()
         engines[1].arm(point, Raise(Injected("no such parameter")), bucket)
@@ -146,13 +146,15 @@ def test_b27_and_b31_strides_and_ties_across_processes(actors: list[InActor]) ->
     with collective(engines) as bench:
         result = bench.works(model)
         assert [row.bytes for row in result.engines] == [4 * (12 + 6 + 1)] * 2
-        bench.works(
-            {name: tensor + 1 for name, tensor in model.items() if name != "head"} | {"head": weight + 1}
-        )
+        other = weight + 1
+        bench.works({**model, "embed": other, "head": other})
 
 
 class TestB20:
-    """An engine restarts by itself, with its first weights: radixark/miles#1724, #1805, ray-project/ray#44083."""
+    """An engine restarts by itself, with its first weights.
+
+    radixark/miles#1724, radixark/miles#1805, ray-project/ray#44083.
+    """
 
     def test_b20_it_is_not_served_from_before_a_full_round(self, engines: list[InActor]) -> None:
         """The books are by incarnation: the new one has proved nothing, whatever the last one had."""

@@ -12,7 +12,6 @@ from weightsync.fsm.errors import (
     EngineSilent,
     LedgerError,
     PortClosed,
-    RoundTimedOut,
     TransportError,
 )
 from weightsync.fsm.policy import Policy
@@ -199,12 +198,13 @@ def test_without_a_quorum_silence_fails_the_round_and_names_the_engine() -> None
     assert isinstance(result.error, EngineSilent)
 
 
-def test_a_receipt_that_never_comes_is_named_in_the_time_out() -> None:
-    """Whoever owes it."""
-    _, result = run(Fault(Act.broadcast, "lost", "e1", bucket=2), engines=3)
-    assert isinstance(result.error, RoundTimedOut)
-    assert "no receipt from e1" in str(result.error)
-    assert result.failed_in == "Awaiting"
+def test_a_receipt_that_never_comes_is_the_loss_of_its_engine() -> None:
+    """Within the engine's own limit, which is shorter than the phase's, and by name."""
+    simulation, result = run(Fault(Act.broadcast, "lost", "e1", bucket=2), engines=3)
+    assert isinstance(result.error, EngineSilent)
+    assert result.culprit == "e1"
+    assert "engine e1 gave no receipt" in str(result.error)
+    assert result.seconds["Awaiting"] < simulation.policy.limits().idle
 
 
 def test_an_engine_whose_resume_fails_after_the_publication_is_quarantined() -> None:

@@ -12,11 +12,11 @@ from weightsync.fsm.errors import EngineGone, PortClosed
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Participant
 from weightsync.fsm.states import State
-from weightsync.handlers.ports import RoundPort
+from weightsync.handlers.ports import RoundPort, Told
 from weightsync.testing.desk import Desk
 
 SESSION = Session("r", 1, 0)
-Posted = list[tuple[e.Event | None, State]]
+Posted = list[tuple[Told, State]]
 QUORUM = Policy(deadline=4.0, lease=20.0, on_engine_failure="quarantine", quorum=1)
 
 
@@ -24,7 +24,7 @@ def port_of(desk: Desk, phase: State) -> tuple[RoundPort, Posted]:
     """A port, and what it posted."""
     posted: Posted = []
 
-    def post(event: e.Event | None, phase: State) -> None:
+    def post(event: Told, phase: State) -> None:
         posted.append((event, phase))
 
     return RoundPort(desk.driver, phase, SESSION, desk.clock, post), posted

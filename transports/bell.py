@@ -8,6 +8,8 @@ locks of its own, and whoever rings may hold any.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import final
 
 __all__ = ["Bell"]
@@ -36,6 +38,14 @@ class Bell:
         with self._condition:
             self._rings += 1
             self._condition.notify_all()
+
+    def wait(self, ready: Callable[[], object], seconds: float) -> None:
+        """Sleep until it is ``ready``, looking again after each ring, or until ``seconds`` went by."""
+        end = time.monotonic() + seconds
+        while True:
+            noted = self._rings
+            if ready() or not self.rung(noted, end - time.monotonic()):
+                return
 
     def rung(self, noted: int, seconds: float) -> bool:
         """Sleep until it has rung more often than ``noted``; False if ``seconds`` went by first."""

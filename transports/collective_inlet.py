@@ -128,11 +128,7 @@ class _CollectiveInlet:
 
     def _let_form(self) -> None:
         """Stay until the other ranks are connected as well, in case this one leaves early."""
-        end = time.monotonic() + FORMING
-        while not (self._spoke.formed or self._spoke.stopped):
-            noted = self._bell.rings
-            if not self._spoke.formed and not self._bell.rung(noted, end - time.monotonic()):
-                return
+        self._bell.wait(lambda: self._spoke.formed or self._spoke.stopped, FORMING)
 
     def _frames(self, group: Group) -> Iterator[Bucketful]:
         buffer = torch.empty(self._plan.largest, dtype=torch.uint8)

@@ -86,8 +86,9 @@ class CollectiveRound:
             self._ended = True
         self.bell.ring()
         if self._hub is not None:
-            self._let_form(self._hub)
-            self._hub.close(why)
+            hub = self._hub
+            self.bell.wait(lambda: not hub.forming, FORMING)
+            hub.close(why)
         if self._group is not None:
             self._group.close()
 
@@ -119,13 +120,6 @@ class CollectiveRound:
             if operation.error is not None:
                 self._explain(port, doing, operation.error)
         port.bucket_sent(bucket)
-
-    def _let_form(self, hub: Hub) -> None:
-        end = time.monotonic() + FORMING
-        while hub.forming:
-            noted = self.bell.rings
-            if hub.forming and not self.bell.rung(noted, end - time.monotonic()):
-                return
 
     # -- waiting ------------------------------------------------------------------------------------------
 

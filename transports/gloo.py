@@ -47,7 +47,7 @@ _MOMENT = 0.2
 """Seconds that an operation under way gets to finish by itself."""
 
 FORMING = 2.0
-"""Seconds that ranks get to finish the making of a group that is not needed any more. It takes milliseconds."""
+"""Seconds that ranks get to finish making a group that is not needed any more. It takes milliseconds."""
 
 _SETTLE = 2.0
 """Seconds for an operation to notice that its connections are closed. It takes milliseconds as well."""

@@ -13,7 +13,7 @@ and one that is killed is noticed at once, because its connection closes.
                            set(key, value)          how to connect to this rank
     set(key, value)                                 the same of all ranks, when everybody has said it
                            ready(bucket)            let go of the bucket before, and waits for this one
-    formed                                          everybody was ready once: the group is made
+    formed                                          everybody was ready once: the group is there
     go(bucket)                                      everybody is ready: it is sent now
                            done                     holds every bucket, and closes its connection
     stop(why)              left(why)                an abort, by either end

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
@@ -91,6 +91,10 @@ class _Round:
                 for reader in readers:
                     if reader.cut is None:
                         self.channel.cut(reader, "the engine takes no part in the round any more")
+
+    def holding(self, readers: Collection[Reader]) -> list[Participant]:
+        """Whose readers these are."""
+        return [engine for engine, own in self._readers.items() if any(reader in readers for reader in own)]
 
     def moved(self) -> bool:
         """Whether any engine let go of something since this was asked last."""
@@ -231,6 +235,7 @@ def _room(round: _Round, index: int, port: Port) -> bool:
             if round.channel.kept(before):
                 round.buffers.abandon(index)
             return True
+        port.waiting_for(round.holding(readers))
         if not round.bell.rung(noted, port.limit) and not port.closed:
             names = ", ".join(reader.name for reader in readers)
             why = f"{names} did not let go of bucket {before}" if names else "no engine receives any more"

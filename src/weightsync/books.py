@@ -88,7 +88,7 @@ class EngineBooks:
                     self._entries[name] = known
 
     def roster(self) -> dict[Participant, EngineLink]:
-        """Whom the next round asks for. An engine that was never reached takes part under incarnation ``?``."""
+        """Whom the next round asks for. An engine that was never reached is incarnation ``?``."""
         return {
             entry.participant or Participant(name, "?"): self.links[name]
             for name, entry in self._entries.items()

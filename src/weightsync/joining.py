@@ -59,7 +59,7 @@ def ledger_for(ledger: LedgerKeeper | str | Path | None) -> LedgerKeeper:
 
 
 def weights_for(model: object, *, snapshot: bool) -> Weights:
-    """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if it can be made."""
+    """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if possible."""
     if all(hasattr(model, name) for name in ("materialize", "plan", "digest")):
         copy = getattr(model, "snapshot", None)
         return cast("Weights", copy() if snapshot and callable(copy) else model)
@@ -85,6 +85,7 @@ def sort_handlers(handlers: Iterable[object]) -> tuple[tuple[Executor, ...], tup
             observers.append(cast("Observer", handler))
         elif not executes:
             raise SetupError(
-                f"{handler!r} is no handler: an executor has prepare and clean, an observer is called with records"
+                f"{handler!r} is no handler: an executor has prepare and clean, an observer is called with "
+                "records"
             )
     return tuple(executors), tuple(observers)

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from .books import EngineBooks, Entry
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
@@ -173,7 +173,7 @@ class WeightSync:
         self._closed = self._ended = False
         self._check()
 
-    # -- step hooks -------------------------------------------------------------------------------------------
+    # -- step hooks ------------------------------------------------------------------------------------------
 
     def on_train_begin(self, model: object) -> RoundResult:
         """Hand the initial weights over: version 0, or the next one after a restart. Waits for the round."""
@@ -190,7 +190,7 @@ class WeightSync:
             return None
         return self._hand_over(step, model)
 
-    # -- rounds -----------------------------------------------------------------------------------------------
+    # -- rounds ----------------------------------------------------------------------------------------------
 
     def begin(
         self, step: int, model: object, *, version: int | None = None, snapshot: bool = True
@@ -200,7 +200,7 @@ class WeightSync:
         Args:
             step: the trainer's step; only logged.
             model: a module, a mapping or list of named tensors, or a generator of them.
-            version: the number of these weights; by default the next one that stands for nothing yet. A number
+            version: the number of these weights; by default the next that stands for nothing yet. A number
                 that falls, or that stands for other bytes, is refused before the lock is asked for.
             snapshot: take a private copy of the weights first, so that training may change them meanwhile.
 
@@ -219,10 +219,10 @@ class WeightSync:
         """
         return await self.begin(step, model, snapshot=False)
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
 
     def servable(self) -> dict[str, int]:
-        """The engines a router may use now, with their versions: each was asked whether it still is who it was.
+        """The engines a router may use now, with their versions: each was asked if it still is who it was.
 
         Takes at most one engine limit. An engine that is busy with a round counts by its last proven version.
         """
@@ -237,7 +237,7 @@ class WeightSync:
         """The published version; None before the first."""
         return self._ledger.version()
 
-    # -- ending -----------------------------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
@@ -256,14 +256,14 @@ class WeightSync:
         self._workers.close()
         self._ended = True
 
-    def __enter__(self) -> WeightSync:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> Literal[False]:
         self.close()
         return False
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Refuse what could not work, before anything moves."""
@@ -277,7 +277,7 @@ class WeightSync:
             )
 
     def _hand_over(self, step: int, model: object) -> RoundResult:
-        """Begin a round and wait for it; an interrupt at any moment leaves no round behind that still runs."""
+        """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
         pending = Pending(step, None, raises=self.policy.raise_on_failure)
         try:
             self._queue(pending, weights_for(model, snapshot=False))
@@ -294,7 +294,8 @@ class WeightSync:
                 raise SetupError("this WeightSync is closed")
             if self.policy.when_busy == "refuse" and self._last is not None and not self._last.done:
                 raise RoundInProgress(
-                    f"step {pending.step}: a round is in progress, and Policy(when_busy='refuse') does not queue"
+                    f"step {pending.step}: a round is in progress, and Policy(when_busy='refuse') does not "
+                    "queue"
                 )
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
@@ -350,9 +351,7 @@ class WeightSync:
             executors=self._executors, weights=weights, owner=self.owner, step=step, attempt=attempt,
             bucket_bytes=self.policy.bucket_bytes, verify=self.policy.verify == "full",
         )  # fmt: skip
-        loop = RoundLoop(
-            driver, parts, workers=self._workers, observers=self._observers, clock=self._clock
-        )
+        loop = RoundLoop(driver, parts, workers=self._workers, observers=self._observers, clock=self._clock)
         for engine, error in self._books.unreachable().items():
             loop.lost(engine, error)
         pending._started(loop)

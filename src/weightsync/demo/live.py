@@ -1,5 +1,7 @@
-"""What is printed while the demo runs: one line a step, and the summary at the end. Plain text, no cursor tricks,
-so that it reads the same in a terminal and in a file."""
+"""What is printed while the demo runs: one line a step, and the summary at the end.
+
+Plain text, no cursor tricks, so that it reads the same in a terminal and in a file.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class History:
 
 def header() -> str:
     """The heading over the lines of :func:`step_line`."""
-    return f"{'step':>4}  {'reward':<{_BAR + 6}}  {'version':>7}  {'engines':<9} {'pause':>7} {'round':>7}  path"
+    return (
+        f"{'step':>4}  {'reward':<{_BAR + 6}}  {'version':>7}  {'engines':<9} {'pause':>7} {'round':>7}  path"
+    )
 
 
 def step_line(step: int, reward: float | None, result: RoundResult | None) -> str:

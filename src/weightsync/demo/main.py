@@ -1,9 +1,9 @@
 """The demo: a small policy learns a verifiable task, and its weights reach the engines only through rounds.
 
-Every step: the servable engines sample answers to the step's prompts, the trainer learns from them, and the step
-hook hands the new weights over in one round of the machine. After each round the digest of every engine's
-weights, computed where it samples, is compared with the trainer's. At the end there are a reward plot, the
-state log, the diagram with the last round's path on it, and a table.
+Every step: the servable engines sample answers to the step's prompts, the trainer learns from them, and the
+step hook hands the new weights over in one round of the machine. After each round the digest of every
+engine's weights, computed where it samples, is compared with the trainer's. At the end there are a reward
+plot, the state log, the diagram with the last round's path on it, and a table.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> int:
             ledger=out / "ledger.json",
             owner="demo-trainer",
         ) as sync:
-            training = _Training(options, settings, crew, sync, faults, say)
+            training = _Training(options, settings, crew, sync, faults=faults, say=say)
             begun = time.monotonic()
             history = training.run()
         seconds = time.monotonic() - begun
@@ -95,6 +95,7 @@ class _Training:
         settings: Settings,
         crew: Crew,
         sync: WeightSync,
+        *,
         faults: Sequence[Inject],
         say: Callable[[str], None],
     ) -> None:
@@ -124,7 +125,9 @@ class _Training:
             raise SetupError(f"step {step}: no engine holds whole weights; see the state log")
         parts = self._learner.prompts(step).chunk(len(ready))
         asked = [
-            worker.sample(part, self._settings, derive_seed(self._settings.seed, "rollout", step, worker.name))
+            worker.sample(
+                part, self._settings, derive_seed(self._settings.seed, "rollout", step, worker.name)
+            )
             for worker, part in zip(ready, parts, strict=False)
         ]
         return [future.result() for future in asked]
@@ -163,8 +166,7 @@ class _Training:
 
 
 def _settings(options: Options) -> Settings:
-    chosen = Settings.quick(options.seed) if options.quick else Settings(seed=options.seed)
-    return chosen
+    return Settings.quick(options.seed) if options.quick else Settings(seed=options.seed)
 
 
 def _crew(options: Options, settings: Settings, say: Callable[[str], None]) -> Crew:

@@ -25,7 +25,12 @@ def write_pictures(out: Path, history: History, settings: Settings) -> list[tupl
     plot = out / "reward.svg"
     blind = float(best_blind_reward(settings.digits))
     picture = reward_svg(
-        [Curve("reward of the engines' samples", [blind if not history.rewards else history.rewards[0], *history.rewards])],
+        [
+            Curve(
+                "reward of the engines' samples",
+                [blind if not history.rewards else history.rewards[0], *history.rewards],
+            )
+        ],
         title=f"reward over {len(history.rewards)} steps, seed {settings.seed}",
         failed=history.failed_steps,
         level=Level("best answer that ignores its prompt", blind),
@@ -55,7 +60,10 @@ def verdict(history: History, *, no_sync: bool, say: Callable[[str], None]) -> i
     for problem in problems:
         say(f"  NOT AS PROMISED: {problem}")
     if not problems:
-        say(f"  learned: the reward rose {rise:.1f} times, and every engine sampled with the trainer's very weights")
+        say(
+            f"  learned: the reward rose {rise:.1f} times, and every engine sampled with the trainer's very "
+            "weights"
+        )
     return 1 if problems else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ..fsm.engine_table import Session
@@ -90,6 +90,10 @@ class RecordingPort:
         """Something moved."""
         self._check()
         self.moves += 1
+
+    def waiting_for(self, engines: Collection[Participant]) -> None:
+        """Nothing can move until one of ``engines`` does."""
+        self._check()
 
     def bucket_sent(self, index: int) -> None:
         """Bucket ``index`` was handed over."""
