@@ -54,13 +54,13 @@ dev: $(DEV) ## the same, with what lint, types and tests need
 
 # --------------------------------------------------------------------------------------------------- running
 
-demo: $(RUNTIME) ## install, then show some rounds, one of them with a fault
+demo: $(RUNTIME) ## install, then watch a small policy learn while its weights are handed over
 	@$(BIN)/weightsync demo
 
 diagrams: $(RUNTIME) ## write the checked-in diagrams anew from the tables
 	$(BIN)/weightsync diagram --write diagrams
 
-bench-core: $(RUNTIME) ## measure the core: steps of the machine, without any transport
+bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray beside the frame of the field
 	$(BIN)/python -m benchmarks.core
 
 # -------------------------------------------------------------------------------------------------- checking

@@ -27,6 +27,8 @@ class Observers:
         self._inbox: queue.SimpleQueue[Record | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._flushed = threading.Event()
+        self._flushed.set()
 
     @property
     def active(self) -> tuple[Observer, ...]:
@@ -42,12 +44,16 @@ class Observers:
         self._start()
 
     def flush(self, limit: float) -> bool:
-        """Wait until everything told so far was handed over, at most ``limit`` seconds; whether it was."""
+        """Wait until everything told so far was handed over, at most ``limit`` seconds; whether it was.
+
+        Observers that are behind since the last time are not waited for again.
+        """
         if self._thread is None:
             return True
-        done = threading.Event()
+        behind = not self._flushed.is_set()
+        self._flushed = done = threading.Event()
         self._inbox.put(done)
-        return done.wait(limit)
+        return done.wait(0.0 if behind else limit)
 
     def close(self, limit: float = 5.0) -> None:
         """Hand over what is left, within ``limit`` seconds, and end the thread. Idempotent."""

@@ -77,5 +77,6 @@ def _run(future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -
         value = work(*args)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever asked
         future.set_exception(error)
+        del future, work, args  # the error's traceback keeps this frame, which would keep what they hold
     else:
         future.set_result(value)

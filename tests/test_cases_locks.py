@@ -63,9 +63,10 @@ class TestB03:
         assert [engine.said("abort") for engine in engines] == [1, 1, 1]
         assert [engine.said("resume") for engine in engines] == [0, 0, 0], "an abort resumes already"
         assert [engine.look().paused for engine in engines] == [False, False, False]
+        refused = [engine.receiver.refused for engine in engines]
         bench.works()
         assert [engine.count("opened") for engine in engines] == [1, 1, 1]
-        assert [engine.receiver.refused for engine in engines] == [0, 0, 0]
+        assert [engine.receiver.refused for engine in engines] == refused
 
     @TRANSPORTS
     @pytest.mark.parametrize("point", ["open", "opened"])

@@ -163,11 +163,12 @@ class TestB20:
             lives = {name: entry.participant for name, entry in bench.sync.engines().items()}
             assert bench.sync.servable() == {"r0": 4, "r1": 4}
             engines[1].crash()
-            assert bench.sync.servable() == {"r0": last.version}
+            assert bench.sync.servable() == {"r0": last.version}, "it is served from while it starts"
+            assert engines[1].look().version is None
+            assert bench.sync.servable() == {"r0": last.version}, "it inherited a version"
             entry = bench.sync.engines()["r1"]
             assert entry.version is None
             assert entry.participant != lives["r1"]
-            assert engines[1].look().version is None
             assert same(engines[1].look().tensors, state(-1))
             bench.works()
             assert bench.sync.servable() == {"r0": 5, "r1": 5}

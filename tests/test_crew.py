@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weightsync.fsm import events as e
 from weightsync.fsm.calls import Act, Call
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.errors import EngineGone, LedgerError, LockError, RoundCancelled, WeightSyncError
@@ -222,6 +223,31 @@ def test_an_executor_prepares_and_is_undone_or_cleaned(bench: Bench) -> None:
     assert bench.ask(Act.prepare, index=0) == (None, error)
     bench.executor.owes = False
     assert bench.ask(Act.prepare, index=0) == (False, None)
+
+
+def test_weights_that_are_there_are_planned_while_the_lock_is_asked_for() -> None:
+    """The plan is made once, and an error of it is told where it is asked for."""
+    weights = FakeWeights(ready=True)
+    bench = Bench(weights=weights)
+    weights.bad["materialize"] = error = ValueError("no tensors")
+    assert bench.ask(Act.acquire)[1] is None
+    assert bench.ask(Act.plan) == (None, error)
+    bench.workers.close()
+
+
+def test_an_executor_that_comes_back_after_the_end_is_undone_on_the_spot(bench: Bench) -> None:
+    """The round gave up on it, so nobody will ask for the undo."""
+    gate = Gate()
+    bench.executor.bad["prepare"] = gate
+    number = bench.start(Act.prepare, index=0)
+    gate.await_visitor()
+    bench.desk.locked()
+    bench.desk.told(e.Cancelled())
+    bench.desk.wait(1.01)
+    assert bench.desk.round.facts.settled
+    gate.open()
+    assert bench.answers.get(timeout=PATIENCE) == (number, False, None)
+    assert bench.executor.story == ["x.prepare", "x.undo"]
 
 
 def test_the_ledger_is_told_and_asked_under_the_rounds_epoch(bench: Bench) -> None:

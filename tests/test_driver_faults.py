@@ -80,9 +80,7 @@ def test_one_engine_fails_at_a_bucket(
         result = simulation.run()
         assert broken(simulation, result) == []
         assert result.outcome is (Outcome.partial if policy is GO_ON else Outcome.failed)
-        silent = kind in ("hang", "lost")
-        if inplace or not silent:
-            assert result.engines[0].disposition is Disposition.quarantined
+        assert result.engines[0].disposition is Disposition.quarantined
         check_next(simulation)
 
 

@@ -1,16 +1,14 @@
 """Ctrl-C at any instant: a round is before a fact or after it, and the next fact finds it usable.
 
-A helper thread sends a signal to the main thread, whose handler raises, at a moment drawn at random while the
-main thread fires, notes and reads. Nothing is mocked: wherever CPython lets a signal in, it is let in here.
+A timer's signal, whose handler raises, comes at a moment drawn at random while the main thread fires, notes
+and reads. Nothing is mocked: wherever CPython lets a signal in, it is let in here.
 """
 
 import json
 import random
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +20,7 @@ from weightsync.fsm.receipt import Expectation, Participant
 from weightsync.fsm.reducer import Position, begin
 from weightsync.fsm.round import Identity, Round
 from weightsync.fsm.states import State
+from weightsync.testing.interrupting import Interrupt, Interrupter
 
 A, B = Participant("a"), Participant("b")
 STORY: tuple[e.Event, ...] = (
@@ -40,72 +39,14 @@ STORY: tuple[e.Event, ...] = (
 )
 """A round that goes wrong and ends, without anybody else's help."""
 
-WANTED, MOST_SECONDS = 400, 6.0
-
-
-class Interrupt(KeyboardInterrupt):
-    """Ours, so that nobody takes it for the user's."""
-
-
-class Interrupter:
-    """Interrupts the main thread once, after a given time, unless the work was done before."""
-
-    def __init__(self) -> None:
-        self.armed = False
-        self._main = threading.main_thread().ident or 0
-        self._go = threading.Semaphore(0)
-        self._delay = 0.0
-        self._over = threading.Event()
-        self._sent = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def during(self, work: Callable[[], None], delay: float) -> bool:
-        """Do ``work``, interrupted after ``delay`` seconds; whether it was."""
-        interrupted = False
-        self._delay = delay
-        self._sent.clear()
-        try:
-            self.armed = True
-            self._go.release()
-            work()
-            self.armed = False
-        except Interrupt:
-            self.armed = False
-            interrupted = True
-        assert self._sent.wait(10)  # none is left under way
-        return interrupted
-
-    def handle(self, *_: object) -> None:
-        """The signal's handler."""
-        if self.armed:
-            self.armed = False
-            raise Interrupt
-
-    def close(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self._go.release()
-        self._thread.join(10)
-
-    def _serve(self) -> None:
-        while self._go.acquire() and not self._over.is_set():
-            time.sleep(self._delay)
-            signal.pthread_kill(self._main, signal.SIGUSR1)
-            self._sent.set()
+WANTED, MOST_SECONDS = 500, 6.0
 
 
 @pytest.fixture
 def interrupter() -> Iterator[Interrupter]:
-    """An interrupter, with threads that take turns often."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    interrupter = Interrupter()
-    before = signal.signal(signal.SIGUSR1, interrupter.handle)
-    yield interrupter
-    interrupter.close()
-    signal.signal(signal.SIGUSR1, before)
-    sys.setswitchinterval(interval)
+    """An interrupter that has the timer's signal for itself."""
+    with Interrupter() as interrupter:
+        yield interrupter
 
 
 def opened() -> Round:
@@ -145,6 +86,7 @@ def check_usable(round: Round) -> None:
     assert len(round.records()) == before + 2
 
 
+@pytest.mark.timeout(120, method="thread")  # the timer is needed here
 def test_an_interrupt_at_any_instant_leaves_no_half_state(interrupter: Interrupter) -> None:
     """Hundreds of rounds, each interrupted somewhere: all are whole, and all go on."""
     chance, begun, interrupted, stopped_in = random.Random(0), time.monotonic(), 0, set()
@@ -152,7 +94,7 @@ def test_an_interrupt_at_any_instant_leaves_no_half_state(interrupter: Interrupt
     took = time.monotonic() - begun
     while interrupted < WANTED and time.monotonic() - begun < MOST_SECONDS:
         round = opened()
-        interrupted += interrupter.during(lambda round=round: tell(round), chance.uniform(0, took))  # type: ignore[misc]
+        interrupted += interrupter.during(lambda round=round: tell(round), chance.uniform(1e-6, took))  # type: ignore[misc]
         check_whole(round)
         stopped_in.add(round.state)
         check_usable(round)

@@ -54,7 +54,7 @@ def test_a_transport_that_never_returns_ends_the_round_in_time(what: str) -> Non
     scene.transport.abort = lambda: None  # type: ignore[method-assign]
     result = scene.run()
     assert result.unclean
-    assert isinstance(result.error, RoundTimedOut)
+    assert isinstance(result.error, EngineSilent if what == "collect" else RoundTimedOut)
     stuck.open()
 
 
@@ -74,13 +74,9 @@ def test_an_engine_that_falls_silent_is_named(word: str, silence: str) -> None:
     scene = Scene(Policy(deadline=1.0, lease=1.0, on_engine_failure="quarantine", quorum=1))
     scene.engines[0].bad[word] = silence if word != "receipt" else LOST
     result = scene.run()
-    if word == "receipt":
-        assert "no receipt from a" in str(result.error)
-        assert result.engines[0].disposition is Disposition.serving_old
-    else:
-        assert (result.outcome, result.published) == (Outcome.partial, "yes")
-        assert isinstance(result.engines[0].error, EngineSilent)
-        assert result.engines[0].disposition is Disposition.quarantined
+    assert (result.outcome, result.published) == (Outcome.partial, "yes")
+    assert isinstance(result.engines[0].error, EngineSilent)
+    assert result.engines[0].disposition is Disposition.quarantined
 
 
 def test_a_late_answer_is_counted_and_changes_nothing() -> None:

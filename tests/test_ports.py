@@ -40,7 +40,7 @@ def brought_to(phase: State) -> Desk:
 PHASES = (State.Locked, State.Broadcasting, State.Awaiting)
 E0 = Participant("e0")
 GONE = EngineGone("gone")
-WORDS: dict[str, tuple[Callable[[Port], None], e.Event | None, tuple[State, ...]]] = {
+WORDS: dict[str, tuple[Callable[[Port], None], Told, tuple[State, ...]]] = {
     "bucket_sent": (lambda port: port.bucket_sent(3), e.BucketSent(3), (State.Broadcasting,)),
     "all_sent": (lambda port: port.all_sent(), e.AllSent(), (State.Broadcasting,)),
     "acked": (lambda port: port.acked(E0, ()), e.EngineAcked(E0, ()), (State.Awaiting,)),

@@ -179,6 +179,11 @@ def fall_behind(simulation: Simulation, result: RoundResult) -> RoundResult:
     return result
 
 
+def end_elsewhere(simulation: Simulation, result: RoundResult) -> RoundResult:
+    """The path does not end in Released."""
+    return replace(result, path=("Idle", "Failed"))
+
+
 SPOILS: dict[Callable[[Simulation, RoundResult], RoundResult], str] = {
     hold_the_lock: "the lock is held until",
     misquote_the_ledger: "published is no, the ledger says 0",
@@ -188,6 +193,7 @@ SPOILS: dict[Callable[[Simulation, RoundResult], RoundResult], str] = {
     leave_a_call_open: "given back with broadcast() in flight",
     swallow_the_error: "failed without an error",
     tell_it_twice: "not told exactly once",
+    end_elsewhere: "the round ended in",
     fall_behind: "e0 fell from version 50 to 0",
 }
 
@@ -204,6 +210,13 @@ def test_a_broken_promise_is_noticed(spoil: Callable[[Simulation, RoundResult], 
     simulation = Simulation()
     found = broken(simulation, spoil(simulation, simulation.run()))
     assert any(SPOILS[spoil] in line for line in found), found
+
+
+def test_another_error_than_the_first_is_noticed() -> None:
+    """The result of a failed round names the very object."""
+    simulation = Simulation(faults=[Fault(Act.broadcast, "raise", bucket=1)])
+    result = replace(simulation.run(), error=Injected("another"))
+    assert any("the first error was" in line for line in broken(simulation, result))
 
 
 def test_an_engine_left_in_a_session_is_noticed() -> None:

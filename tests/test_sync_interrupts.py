@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition, Outcome
 from weightsync.sync import WeightSync
 from weightsync.testing.fakes import FakeWeights, Gate
+from weightsync.testing.interrupting import Interrupter
 from weightsync.testing.scene import PATIENCE, Trainer
 
 
@@ -247,6 +250,25 @@ def test_an_interrupt_is_raised_when_the_round_is_released(where: str, times: in
     assert (told["holder"], told["states"]) == (None, ["Serving", "Serving"])
     assert told["path"][-1] == "Released"
     assert told["version"] == (0 if where == "Cleaning" else None)
+
+
+@pytest.mark.timeout(120, method="thread")  # the timer is needed here
+def test_an_interrupt_at_any_instant_leaves_nothing_running(trainer: Trainer) -> None:
+    """Hundreds of steps, each interrupted somewhere: the round is over by then, and the lock is free."""
+    chance, begun, interrupted = random.Random(0), time.monotonic(), 0
+    trainer.hand_over(0, FakeWeights(0))
+    with Interrupter() as interrupter:
+        for step in range(1, 400):
+            weights, longest = FakeWeights(step), chance.choice((0.01, 0.01, 0.001))
+            interrupted += interrupter.during(
+                lambda step=step, weights=weights: trainer.sync.on_step_end(step, weights),  # type: ignore[misc]
+                chance.uniform(1e-6, longest),
+            )
+            assert trainer.sync._jobs.empty()
+            trainer.check_released()
+            if time.monotonic() - begun > 6.0:
+                break
+    assert interrupted >= 10
 
 
 class Interrupted:

@@ -97,6 +97,25 @@ def test_an_idle_thread_keeps_nothing_alive() -> None:
     workers.close()
 
 
+def test_an_error_keeps_nothing_alive_but_what_raised_it() -> None:
+    """It may be kept for long; the pool's own frame must not add what the work was given."""
+    workers, given = Workers(), Tensor()
+    watched = weakref.ref(given)
+
+    def fail(tensor: Tensor) -> None:
+        del tensor
+        raise ValueError("no")
+
+    future = workers.submit(fail, given)
+    del given
+    error = future.exception(PATIENCE)
+    assert isinstance(error, ValueError)
+    workers.submit(int).result(PATIENCE)
+    workers.submit(int).result(PATIENCE)
+    assert watched() is None
+    workers.close()
+
+
 def test_a_closed_pool_ends_its_threads_and_takes_nothing_more() -> None:
     """A busy one ends with what it does; closing twice is closing once."""
     workers, gate = Workers("closed-pool"), Gate()

@@ -77,7 +77,7 @@ class CollectiveRound:
                 self._group = Group(
                     hub.table, hub.publish, name=f"{session.round}/{session.epoch}", rank=0,
                     size=len(self.engines) + 1, host=hub.host, limit=patience(plan),
-                    ring=self.bell.ring,
+                    ring=self.bell.ring, connected=hub.connected,
                 )  # fmt: skip
 
     def end(self, why: str) -> None:

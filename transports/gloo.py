@@ -110,7 +110,8 @@ class Group:
         rank: this one's number; 0 sends.
         host: the address at which the other ranks reach this one.
         limit: seconds after which gloo itself gives up.
-        ring: called when the group is formed, and when an operation ends.
+        ring: called when the group is formed or cannot be, and when an operation ends.
+        connected: called when it is formed.
     """
 
     def __init__(
@@ -124,8 +125,9 @@ class Group:
         host: str,
         limit: float,
         ring: Callable[[], None],
+        connected: Callable[[], None] | None = None,
     ) -> None:
-        self._table, self._ring = table, ring
+        self._table, self._ring, self._connected = table, ring, connected
         self._store = _Store(table, publish, name=name, host=host, limit=limit)
         self._lock = threading.Lock()
         self._group: Any = None
@@ -190,6 +192,8 @@ class Group:
                 if not self._closed:
                     self._group = group
             del group
+            if self._connected is not None:
+                self._connected()
         self._ring()
 
 

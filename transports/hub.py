@@ -18,8 +18,8 @@ and one that is killed is noticed at once, because its connection closes.
                            done                     holds every bucket, and closes its connection
     stop(why)              left(why)                an abort, by either end
 
-To make the group cannot be broken off without harm (``gloo.py`` says why). So no rank begins before everything
-is known that it needs, and when a round ends meanwhile, the ranks get a moment to finish it all the same.
+To make the group cannot be broken off without harm (``gloo.py`` says why). So no rank begins before all is
+known that it needs, and when a round ends meanwhile, the ranks get a moment to finish it all the same.
 
 One thread serves all connections; it ends with ``close``.
 """
@@ -86,7 +86,7 @@ class Hub:
         self._lock = threading.Lock()
         self._kept: list[tuple[str, bytes]] = []
         self._entered: set[int] = set()
-        self._formed = False
+        self._connected = self._formed = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -129,6 +129,12 @@ class Hub:
     def publish(self, key: str, value: bytes) -> None:
         """Write an entry of the trainer's rank."""
         self._enter(0, key, value)
+
+    def connected(self) -> None:
+        """The trainer's rank has made its side of the group. The others say so by being ready."""
+        self._connected = True
+        self._look_formed()
+        self._ring()
 
     def close(self, why: str) -> None:
         """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
@@ -191,9 +197,7 @@ class Hub:
             self._enter(peer.rank, fetch(message, "key", str), bytes.fromhex(fetch(message, "value", str)))
         elif kind == "ready":
             peer.ready = fetch(message, "bucket", int)
-            if not self._formed and not self.late(0):
-                self._formed = True
-                self.tell("formed")
+            self._look_formed()
         elif kind == "done":
             peer.done = True
         elif kind == "left":
@@ -224,6 +228,12 @@ class Hub:
                 for name, entry in kept:
                     self.table.put(name, entry)
                     self.tell("set", key=name, value=entry.hex())
+
+    def _look_formed(self) -> None:
+        with self._lock:
+            if self._connected and not self._formed and not self.late(0):
+                self._formed = True
+                self.tell("formed")
 
     # -- ends --------------------------------------------------------------------------------------------
 

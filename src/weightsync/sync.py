@@ -316,6 +316,10 @@ class WeightSync:
                     pending._finished(None, error)
                 else:
                     pending._finished(result, None)
+                    del result  # its error, if it has one, holds frames that hold tensors
+            with self._turn:
+                if self._last is pending:
+                    self._last = None
             del job, pending, weights
 
     def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:

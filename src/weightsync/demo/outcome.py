@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +26,7 @@ def write_pictures(out: Path, history: History, settings: Settings) -> list[tupl
     plot = out / "reward.svg"
     blind = float(best_blind_reward(settings.digits))
     picture = reward_svg(
-        [
-            Curve(
-                "reward of the engines' samples",
-                [blind if not history.rewards else history.rewards[0], *history.rewards],
-            )
-        ],
+        [Curve("reward of the engines' samples", [math.nan, *history.rewards])],
         title=f"reward over {len(history.rewards)} steps, seed {settings.seed}",
         failed=history.failed_steps,
         level=Level("best answer that ignores its prompt", blind),

@@ -257,10 +257,13 @@ class FakeTransport:
         for index in range(len(plan.buckets)):
             _bend(self.bad, f"bucket {index}")
             for engine in port.engines:
+                port.waiting_for([engine])
                 try:
                     self._links[engine].frame(port.session, index, plan, weights.content)
                 except Exception as error:  # noqa: BLE001 - the engine's error frame
                     port.lost(engine, error)
+                else:
+                    port.progress()
             port.bucket_sent(index)
         _bend(self.bad, "all sent")
         port.all_sent()
