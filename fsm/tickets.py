@@ -175,6 +175,9 @@ class LockKeeper(Protocol):
         """Join the queue. Whoever picks the id can still cancel when the answer got lost."""
         ...
 
+    def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """``request`` for a ticket that the caller has made, and the first ``wait``, in one."""
+
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Block until granted, for ``limit`` seconds at most. Raises ``TicketClosed`` if it is over."""
         ...

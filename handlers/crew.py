@@ -136,15 +136,16 @@ class Crew:
         if self.parts.weights.ready:  # the digest can be worked out while the lock service is asked
             self._planning = self.workers.submit(self._planned)
         lock, ticket = self.parts.lock, self._ticket
-        lock.request(ticket.owner, ticket.round, ticket_id=ticket.id)
-        limit = 0.0  # the first answer comes at once, and says who holds the lock
-        while not self._stop.is_set():
-            asked = self.clock.now()
-            answer = lock.wait(ticket, limit)
-            if isinstance(answer, Granted):
-                return answer.epoch, answer.end(asked)
+        asked = self.clock.now()
+        answer = lock.enter(ticket, 0.0)  # the first answer comes at once, and says who holds the lock
+        while not isinstance(answer, Granted):
             self.waits(answer)
-            limit = lock.lease / 3
+            if self._stop.is_set():
+                break
+            asked = self.clock.now()
+            answer = lock.wait(ticket, lock.lease / 3)
+        else:
+            return answer.epoch, answer.end(asked)
         # Nobody waits any more. Whether the ticket is closed only the answer to the release can tell.
         raise RoundCancelled(f"{ticket} is not waited for any more")
 

@@ -11,15 +11,22 @@ from typing import Any, TypeVar
 
 from .threads import spawn
 
-__all__ = ["again", "copy", "then"]
+__all__ = ["again", "begun", "copy", "then"]
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
+def begun() -> Future[Any]:
+    """A future that nobody can cancel: the question has been asked."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def then(asked: Future[S], use: Callable[[S], T]) -> Future[T]:
     """What ``use`` makes of the answer, or what it raises. An answer that is an error stays it."""
-    answer = _begun()
+    answer = begun()
 
     def done(replied: Future[S]) -> None:
         try:
@@ -33,7 +40,7 @@ def then(asked: Future[S], use: Callable[[S], T]) -> Future[T]:
 
 def again(asked: Future[T], when: type[Exception], ask: Callable[[], Future[T]]) -> Future[T]:
     """The same answer, or that to a second question if the first one failed with ``when``."""
-    answer = _begun()
+    answer = begun()
 
     def second() -> None:
         try:
@@ -58,10 +65,3 @@ def copy(replied: Future[T], answer: Future[T]) -> None:
         answer.set_result(replied.result())
     else:
         answer.set_exception(error)
-
-
-def _begun() -> Future[Any]:
-    """A future that nobody can cancel: the question has been asked."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future

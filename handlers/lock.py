@@ -149,6 +149,11 @@ class LocalLock:
             self._move(lambda book, now: book.request(ticket, now))
         return ticket
 
+    def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Join the queue with this ticket, and wait."""
+        self.request(ticket.owner, ticket.round, ticket_id=ticket.id)
+        return self.wait(ticket, limit)
+
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Block until the lock is this ticket's, for ``limit`` seconds at most."""
         asked = self._now()

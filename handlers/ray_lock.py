@@ -176,7 +176,6 @@ class RayLock:
         self._path = None if path is None else str(Path(path).absolute())
         self._first = threading.Lock()
         self._keeper: Any = None
-        self._unasked: set[Ticket] = set()
 
     @property
     def lease(self) -> float:
@@ -184,10 +183,17 @@ class RayLock:
         return self._lease
 
     def request(self, owner: str, round: str, *, ticket_id: str | None = None) -> Ticket:
-        """Join the queue, with the first ``wait``: one question to the keeper instead of two."""
+        """Join the queue."""
         ticket = Ticket(ticket_id or secrets.token_hex(8), owner, round)
-        self._unasked.add(ticket)
+        self._ask("request", ticket)
         return ticket
+
+    def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Join the queue and wait, in one question to the keeper."""
+        stand = max(0.0, min(limit, self._lease / 3))
+        answer = self._ask("enter", ticket, stand, limit=stand)
+        assert isinstance(answer, Granted | Waiting)
+        return answer
 
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Block until the lock is this ticket's, for ``limit`` seconds at most."""
@@ -196,9 +202,7 @@ class RayLock:
             # The keeper answers for a dead trainer, too, but no longer than it was last asked to.
             before = time.monotonic() - began
             stand = max(0.0, min(limit - before, self._lease / 3))
-            word = "enter" if ticket in self._unasked else "wait"
-            self._unasked.discard(ticket)  # also if this fails: it may have been heard
-            answer = self._ask(word, ticket, stand, limit=stand)
+            answer = self._ask("wait", ticket, stand, limit=stand)
             if isinstance(answer, Granted):
                 return replace(answer, waited=before + answer.waited)
             assert isinstance(answer, Waiting)
@@ -221,7 +225,6 @@ class RayLock:
 
     def cancel(self, ticket: Ticket) -> Closed:
         """Give up a request: a waiting ticket leaves the queue, a grant that crossed is handed back."""
-        self._unasked.discard(ticket)
         answer = self._ask("cancel", ticket)
         assert isinstance(answer, Closed)
         return answer

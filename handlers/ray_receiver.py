@@ -10,6 +10,9 @@ does that method:
 * An actor with at least one coroutine method runs a group on one event loop, where a word that blocks would
   block all others. There the method is a coroutine, and leaves the blocking to a thread.
 
+That is what a trainer's first word meets, and all words of one on another host. One on the same host gets a
+*line* (``line_server.py``) and says the rest over that; where it leads is said by Ray, whose wire is trusted.
+
 A group has to be named where the actor class is made: ``@ray_engine(num_cpus=1)`` does so. A class that is
 made without it is refused with that advice, when an actor of it is created.
 """
@@ -18,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import threading
 from typing import Any
 
 import ray
@@ -25,6 +30,7 @@ from ray.actor import ActorClass
 
 from ..fsm.errors import SetupError
 from .gate import Gate
+from .line_server import LineServer
 from .receiver import Receiver
 from .threads import spawn
 from .words import say
@@ -37,11 +43,15 @@ GROUP = "weightsync"
 CONCURRENCY = 4
 """How many words an actor can listen to at once."""
 
+_LOGGER = logging.getLogger("weightsync")
+_making = threading.Lock()
+
 
 class ActorReceiver:
     """Mixed into an actor class, it lets trainers talk to the actor's receiver while the actor is busy."""
 
     weightsync_receiver: Receiver | None = None
+    weightsync_line: LineServer | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -58,7 +68,30 @@ class ActorReceiver:
     @ray.method(concurrency_group=GROUP)
     def weightsync_word(self, said: list[Any]) -> object:
         """Carry out one word of a trainer. For ``RayEngine``."""
-        return say(self._weightsync_known(), said)
+        return self._weightsync_say(said)
+
+    def _weightsync_say(self, said: list[Any]) -> object:
+        """Carry a word out. Two are about the line, which is the actor's, and not its receiver's."""
+        receiver, line = self._weightsync_known(), self.weightsync_line
+        match said:
+            case ["hello", *_, "line"]:
+                return [*say(receiver, said[:-1]), self._weightsync_offer()]  # type: ignore[misc]
+            case ["outcome", incarnation, _, _, _, str(token)] if line is not None:
+                if incarnation is not None:
+                    receiver.check_incarnation(incarnation)
+                return line.outcome(token)
+        return say(receiver, said)
+
+    def _weightsync_offer(self) -> list[Any] | None:
+        """Where trainers of this host find the line, which is made for the first of them."""
+        with _making:
+            if self.weightsync_line is None:
+                try:
+                    self.weightsync_line = LineServer(self._weightsync_say)
+                except OSError as error:
+                    _LOGGER.debug("line: there can be none here, words come by Ray: %s", error)
+                    return None
+            return self.weightsync_line.offer
 
     def _weightsync_known(self) -> Receiver:
         if self.weightsync_receiver is None:
@@ -70,10 +103,9 @@ class ActorReceiver:
 @ray.method(concurrency_group=GROUP)
 async def _word_for_loops(self: ActorReceiver, said: list[Any]) -> object:
     """Carry out one word of a trainer. For ``RayEngine``."""
-    receiver = self._weightsync_known()
-    if said[:1] == ["hello"]:  # which never blocks
-        return say(receiver, said)
-    return await asyncio.wrap_future(spawn("weightsync-word", say, receiver, said))
+    if said[:1] == ["hello"] and said[-1] != "line":  # which never blocks
+        return self._weightsync_say(said)
+    return await asyncio.wrap_future(spawn("weightsync-word", self._weightsync_say, said))
 
 
 def _has_coroutines(cls: type) -> bool:

@@ -17,7 +17,7 @@ from weightsync import WeightSync
 from weightsync.engine import inlets
 from weightsync.fsm.contract import Bucketful, Ticket, Unpack
 from weightsync.fsm.engine_table import Session
-from weightsync.fsm.errors import ReceiptRefused
+from weightsync.fsm.errors import EngineError, EngineGone, ReceiptRefused
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Receipt
 from weightsync.fsm.states import Disposition, EngineState
@@ -216,6 +216,48 @@ class TestB18:
             bench.works()
 
 
+class TestB20:
+    """An engine restarts by itself, with its first weights: radixark/miles#1724, ray-project/ray#44083."""
+
+    @TRANSPORTS
+    def test_b20_it_is_not_served_from_before_a_full_round(self, transport: str) -> None:
+        """The books are by incarnation: the new one has proved nothing, whatever the last one had."""
+        engines = threads("e0", "e1")
+        with Bench(engines, transport) as bench:
+            for _ in range(5):
+                bench.works()
+            assert bench.sync.servable() == {"e0": 4, "e1": 4}
+            engines[1].restart()
+            assert bench.sync.servable() == {"e0": 4}
+            assert bench.sync.engines()["e1"].version is None
+            bench.works()
+            assert bench.sync.servable() == {"e0": 5, "e1": 5}
+
+    @TRANSPORTS
+    def test_b20_a_round_meets_the_restarted_engine(self, transport: str) -> None:
+        """Nobody asked before the round: it is refused by the new one, and the next one takes that in."""
+        engines = threads("e0", "e1")
+        with Bench(engines, transport) as bench:
+            bench.works()
+            engines[1].restart()
+            bench.fails(EngineGone, engine="e1", phase="Locked")
+            assert bench.sync.servable() == {"e0": 0}
+            bench.works()
+
+    @TRANSPORTS
+    @pytest.mark.parametrize("point", ["release", "acked"])
+    def test_b20_it_restarts_before_its_commit(self, point: str, transport: str) -> None:
+        """A receipt of an earlier life commits nothing: that is no full success."""
+        engines = threads("e0", "e1")
+        with Bench(engines, transport) as bench:
+            bench.works()
+            engines[1].arm(point, engines[1].restart)
+            bench.fails(EngineError, engine="e1", phase="Cleaning")
+            assert "e1" not in bench.sync.servable()
+            assert engines[1].look().version is None
+            bench.works()
+
+
 @TRANSPORTS
 @STAGES
 def test_b15_a_new_trainer_and_engines_that_lived_on(transport: str, stages: bool) -> None:
@@ -228,7 +270,8 @@ def test_b15_a_new_trainer_and_engines_that_lived_on(transport: str, stages: boo
     versions: list[int] = []
     for value in (1, 2, 3):
         with WeightSync(links, transport, policy=quick()) as sync:
-            result = sync.on_train_begin(state(value)).require()
+            result = sync.on_train_begin(state(value))
+            assert result.ok, result.summary()
             versions += [result.version, *sync.servable().values()]
         assert all(same(engine.look().tensors, state(value)) for engine in engines)
     assert versions == [0, 0, 0, 1, 1, 1, 2, 2, 2]

@@ -39,7 +39,7 @@ STORY: tuple[e.Event, ...] = (
 )
 """A round that goes wrong and ends, without anybody else's help."""
 
-WANTED, MOST_SECONDS = 500, 6.0
+WANTED, ENOUGH, MOST_SECONDS = 500, 50, 6.0
 
 
 @pytest.fixture
@@ -92,13 +92,12 @@ def test_an_interrupt_at_any_instant_leaves_no_half_state(interrupter: Interrupt
     chance, begun, interrupted, stopped_in = random.Random(0), time.monotonic(), 0, set()
     tell(opened())
     took = time.monotonic() - begun
-    while interrupted < WANTED and time.monotonic() - begun < MOST_SECONDS:
+    while interrupted < (WANTED if time.monotonic() - begun < MOST_SECONDS else ENOUGH):
         round = opened()
         interrupted += interrupter.during(lambda round=round: tell(round), chance.uniform(1e-6, took))  # type: ignore[misc]
         check_whole(round)
         stopped_in.add(round.state)
         check_usable(round)
-    assert interrupted >= WANTED / 10, "too few to mean anything"
     assert len(stopped_in) >= 4
 
 

@@ -86,7 +86,7 @@ class Hub:
         self._lock = threading.Lock()
         self._kept: list[tuple[str, bytes]] = []
         self._entered: set[int] = set()
-        self._connected = self._formed = False
+        self._connected = self._formed = self._closed = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -115,7 +115,8 @@ class Hub:
     @property
     def forming(self) -> bool:
         """Whether ranks are connecting to each other, all of them still there."""
-        return len(self._entered) == self._size and not self._formed and not self.left
+        given = len(self._entered) == self._size
+        return given and not (self._formed or self._closed or self.left)
 
     def tell(self, kind: str, **values: str | int) -> None:
         """Tell every rank that is there."""
@@ -140,6 +141,7 @@ class Hub:
         """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
         self.table.stop(why)
         with self._lock:  # the table goes to everybody or to nobody
+            self._closed = True
             self.tell("stop", why=why)
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -223,7 +225,7 @@ class Hub:
         with self._lock:
             self._kept.append((key, value))
             self._entered.add(rank)
-            if len(self._entered) == self._size:
+            if len(self._entered) == self._size and not self._closed:
                 kept, self._kept = self._kept, []
                 for name, entry in kept:
                     self.table.put(name, entry)

@@ -7,17 +7,15 @@ the caller, also when the caller is interrupted or cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import socket
 import threading
 import uuid
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from .books import EngineBooks, Entry
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
@@ -36,94 +34,9 @@ from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
 from .handlers.workers import Workers
 from .joining import ledger_for, lock_for, sort_handlers, transport_for, weights_for
+from .pending import Pending
 
 __all__ = ["Pending", "WeightSync"]
-
-
-class Pending:
-    """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
-
-    def __init__(self, step: int, version: int | None, *, raises: bool) -> None:
-        self.step = step
-        self.version = version
-        self._raises = raises
-        self._future: Future[RoundResult] = Future()
-        self._future.set_running_or_notify_cancel()  # from here on nobody but the round can end it
-        self._lock = threading.Lock()
-        self._queued = False
-        self._loop: RoundLoop | None = None
-        self._cancelled: BaseException | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the round is over."""
-        return self._future.done()
-
-    def cancel(self, error: BaseException | None = None) -> None:
-        """Ask the round to stop. It still ends in Released; ``wait`` gives its result."""
-        with self._lock:
-            if self._cancelled is None:
-                self._cancelled = error or asyncio.CancelledError("the round was cancelled")
-            if self._loop is not None:
-                self._loop.cancel(self._cancelled)
-
-    def wait(self) -> RoundResult:
-        """Wait until the round is over.
-
-        Raises:
-            SyncFailed: the round failed and the policy raises on failure.
-            KeyboardInterrupt: raised again, after the round is Released.
-        """
-        try:
-            result = self._future.result()
-        except BaseException as error:
-            if not self._future.done():
-                self._stop_and_wait(error)
-            raise
-        return result.require() if self._raises else result
-
-    def __await__(self) -> Generator[Any, None, RoundResult]:
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> RoundResult:
-        """The asynchronous ``wait``: a cancellation is passed on when the round is Released."""
-        waiting = asyncio.ensure_future(asyncio.wrap_future(self._future))
-        interrupted: asyncio.CancelledError | None = None
-        while not waiting.done():
-            try:
-                await asyncio.shield(waiting)
-            except asyncio.CancelledError as error:
-                interrupted = interrupted or error
-                if not waiting.done():
-                    self.cancel(error)
-        if interrupted is not None:
-            waiting.exception()  # looked at, so that asyncio does not complain about it
-            raise interrupted
-        result: RoundResult = waiting.result()
-        return result.require() if self._raises else result
-
-    def _stop_and_wait(self, error: BaseException) -> None:
-        """Cancel, and hold on through further interrupts until the round is over."""
-        while not self._future.done():
-            try:
-                self.cancel(error)
-                self._future.result()
-            except BaseException:  # noqa: BLE001, S112 - the first interrupt is raised by the caller
-                continue
-
-    def _started(self, loop: RoundLoop) -> None:
-        with self._lock:
-            self._loop = loop
-            if self._cancelled is not None:
-                loop.cancel(self._cancelled)
-
-    def _finished(self, result: RoundResult | None, error: BaseException | None) -> None:
-        with self._lock:
-            self._loop = None
-        if error is not None:
-            self._future.set_exception(error)
-        elif result is not None:
-            self._future.set_result(result)
 
 
 class WeightSync:
@@ -283,8 +196,8 @@ class WeightSync:
             self._queue(pending, weights_for(model, snapshot=False))
             return pending.wait()
         except BaseException as error:
-            if pending._queued and not pending.done:
-                pending._stop_and_wait(error)
+            if pending.queued and not pending.done:
+                pending.stop_and_wait(error)
             raise
 
     def _queue(self, pending: Pending, weights: Weights) -> None:
@@ -302,7 +215,7 @@ class WeightSync:
                 thread.start()
                 self._thread = thread
             # Nothing that an interrupt could come in between stands between these two.
-            pending._queued = True
+            pending.queued = True
             put(job)
             self._last = pending
 
@@ -313,9 +226,9 @@ class WeightSync:
                 try:
                     result = self._attempts(pending, step, weights)
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-                    pending._finished(None, error)
+                    pending.finished(error)
                 else:
-                    pending._finished(result, None)
+                    pending.finished(result)
                     del result  # its error, if it has one, holds frames that hold tensors
             with self._turn:
                 if self._last is pending:
@@ -329,7 +242,7 @@ class WeightSync:
             result = self._one(pending, step, attempt, weights)
             self._books.settle(result)
             done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
-            if done or attempt >= self.policy.attempts or pending._cancelled is not None:
+            if done or attempt >= self.policy.attempts or pending.cancelled is not None:
                 return result
             attempt += 1
 
@@ -358,7 +271,7 @@ class WeightSync:
         loop = RoundLoop(driver, parts, workers=self._workers, observers=self._observers, clock=self._clock)
         for engine, error in self._books.unreachable().items():
             loop.lost(engine, error)
-        pending._started(loop)
+        pending.started(loop)
         return loop.run()
 
     def _version_of(self, pending: Pending, weights: Weights, limit: float) -> int:

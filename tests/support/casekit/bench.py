@@ -35,7 +35,7 @@ from weightsync.transports.weights import TorchWeights
 
 from .engines import Engine, InThreads, Look
 from .keeper import CountingLock
-from .levels import Levels, eventually, levels
+from .levels import Levels, eventually, levels, ours
 from .scripts import ANY
 from .tensors import BUCKET, same, state
 
@@ -126,10 +126,11 @@ class Bench:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> Literal[False]:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
         for engine in self.engines.values():
             engine.disarm()
         self.sync.close()
+        assert kind or eventually(lambda: not ours()), f"closed, and there are {ours()}"
         return False
 
     # -- rounds -------------------------------------------------------------------------------------------
@@ -150,7 +151,8 @@ class Bench:
         for engine in self.engines.values():
             engine.disarm()
         before = self._before()
-        result = self.run(model).require()
+        result = self.run(model)
+        assert result.ok, result.summary()
         self._remember(result.version, weights)
         self.over(result, before)
         assert result.path == GOOD_PATH, f"the path is {result.path}"

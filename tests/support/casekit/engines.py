@@ -63,15 +63,18 @@ class Engine(Protocol):
 def look_at(receiver: Receiver, held: torch.nn.Module | Mapping[str, Tensor]) -> Look:
     """What the engine of ``receiver`` is now."""
     facts = receiver._machine.facts
-    tensors = held.state_dict() if isinstance(held, torch.nn.Module) else held
     return Look(
         receiver.state,
         receiver.version,
         facts.incarnation,
         facts.session is not None,
         receiver.gate.paused,
-        {name: tensor.detach().clone() for name, tensor in tensors.items()},
+        {name: tensor.detach().clone() for name, tensor in _tensors(held).items()},
     )
+
+
+def _tensors(held: torch.nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return held.state_dict() if isinstance(held, torch.nn.Module) else held
 
 
 class _Link(LocalEngine):
@@ -102,8 +105,17 @@ class InThreads:
         self, name: str, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool = True
     ) -> None:
         self.name, self.held, self.script = name, held, Script()
+        self._stages, self._first = stages, {each: tensor.clone() for each, tensor in _tensors(held).items()}
         self.receiver = receiver_for(held, name, stages=stages, fault=self.script)
         self.link = _Link(self.receiver)
+
+    def restart(self) -> None:
+        """Die and start again by itself: the same name and link, the first weights, another incarnation."""
+        with torch.no_grad():
+            for name, tensor in _tensors(self.held).items():
+                tensor.copy_(self._first[name])
+        self.receiver = receiver_for(self.held, self.name, stages=self._stages, fault=self.script)
+        self.link.receiver = self.receiver
 
     def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:
         """Let something go wrong, once."""

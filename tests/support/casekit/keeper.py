@@ -42,6 +42,11 @@ class CountingLock:
         self._asked("request")
         return self.inner.request(owner, round, ticket_id=ticket_id)
 
+    def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Both in one."""
+        self.request(ticket.owner, ticket.round, ticket_id=ticket.id)
+        return self.wait(ticket, limit)
+
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Block until granted."""
         self._asked("wait")

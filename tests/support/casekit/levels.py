@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Levels", "eventually", "levels"]
+__all__ = ["Levels", "eventually", "levels", "ours"]
 
 _POOL = 8
 """How many idle threads a WeightSync keeps; they come when they are first needed."""
@@ -69,9 +69,14 @@ class Levels:
         return lines + [f"socket {name}" for name in self.sockets - base.sockets]
 
 
+def ours() -> list[str]:
+    """The names of this library's threads."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
+
+
 def levels() -> Levels:
     """What this process holds now."""
-    ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
+    names = ours()
     inodes = set()
     kinds: Counter[str] = Counter()
     for target in _links(Path("/proc/self/fd")):
@@ -81,8 +86,8 @@ def levels() -> Levels:
             inodes.add(rest.strip("[]"))
     return Levels(
         descriptors=kinds,
-        threads=tuple(sorted(name for name in ours if name != "weightsync" and name not in _LASTING)),
-        pool=ours.count("weightsync"),
+        threads=tuple(sorted(name for name in names if name != "weightsync" and name not in _LASTING)),
+        pool=names.count("weightsync"),
         native=sum(1 for _ in os.scandir("/proc/self/task")) - threading.active_count(),
         children=frozenset(_children()),
         segments=frozenset(_segments()),

@@ -1,0 +1,266 @@
+"""An actor's end of the line: a socket in a private folder, over which trainers of the same host say words.
+
+One thread takes connections, each of them has a thread that reads, and every word is carried out on a thread
+of a pool that grows, so that no word ever waits for one that is stuck. Answers carry the word's number.
+
+An answer that is no plain value, above all an error, stays here under a token; who wants it asks for it
+through Ray, which knows how to carry an exception.
+
+The folder goes with the process. One that is killed leaves an empty folder with a socket's name in it, which
+the next actor of the same user takes away when nobody listens there any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from ..fsm.errors import EngineError
+from .frames import Frames, NotPlain, accept_peer, encoded
+from .workers import Workers
+
+__all__ = ["LineServer", "here"]
+
+_LOGGER = logging.getLogger("weightsync")
+_PREFIX = "weightsync-line-"
+_NAME = "socket"
+_GREETING = 5.0
+"""Seconds for a peer to prove that it knows the secret."""
+
+_STRANGERS = 16
+"""Peers that may be about to do so at once."""
+
+_KEPT = 64
+"""Answers that wait to be asked for; the oldest goes first."""
+
+_YOUNG = 60.0
+"""Seconds for which a folder may belong to an actor that does not listen yet."""
+
+
+def here() -> list[str]:
+    """What two processes have in common if a socket's path leads from one to the other."""
+    return [socket.gethostname(), _boot()]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+@final
+class LineServer:
+    """Listens to trainers.
+
+    Args:
+        carry_out: carries out one word; from any thread, beside others.
+
+    Raises:
+        OSError: there can be no socket here.
+    """
+
+    def __init__(self, carry_out: Callable[[list[Any]], object]) -> None:
+        self._carry_out = carry_out
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._peers: set[_Peer] = set()
+        self._kept: OrderedDict[str, tuple[bool, Any]] = OrderedDict()
+        self._closed = False
+        _reclaim(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # 0700, and nobody can guess it
+        try:
+            self._listener = _listen(self._folder / _NAME)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._workers = Workers("weightsync-word")
+        atexit.register(self.close)
+        threading.Thread(target=self._accept, name="weightsync-line", daemon=True).start()
+
+    @property
+    def offer(self) -> list[Any]:
+        """Where it is, and the secret. For a wire that is trusted."""
+        return [*here(), str(self._folder / _NAME), self._secret]
+
+    def outcome(self, token: str) -> Any:
+        """Hand back, or raise, what a word came to. Once.
+
+        Raises:
+            EngineError: nothing is kept under this token.
+        """
+        with self._lock:
+            kept = self._kept.pop(token, None)
+        if kept is None:
+            raise EngineError("what became of that word is not known here any more")
+        ok, found = kept
+        if not ok:
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Close every connection, and take the folder away. Idempotent."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            peers = list(self._peers)
+        if closed:
+            return
+        atexit.unregister(self.close)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
+        for peer in peers:
+            peer.shut()
+        self._workers.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._closed:
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError as error:
+                    if not self._closed:
+                        _LOGGER.debug("line: no connection could be taken: %s", error)
+                        time.sleep(0.05)  # out of descriptors, perhaps; trainers say their words by Ray then
+                    continue
+                self._greet(_Peer(connection))
+
+    def _greet(self, peer: _Peer) -> None:
+        with self._lock:
+            welcome = not self._closed and sum(not each.known for each in self._peers) < _STRANGERS
+            if welcome:
+                self._peers.add(peer)
+        if not welcome:
+            peer.connection.close()
+            return
+        threading.Thread(target=self._serve, args=(peer,), name="weightsync-line", daemon=True).start()
+
+    def _serve(self, peer: _Peer) -> None:
+        connection = peer.connection
+        try:
+            with connection:
+                connection.settimeout(_GREETING)
+                frames = accept_peer(connection, self._secret)
+                connection.settimeout(None)
+                peer.known = True
+                self._listen_to(peer, frames)
+        except (OSError, RuntimeError) as error:  # a pool that is closed is a RuntimeError
+            _LOGGER.debug("line: a connection ended: %s", error)
+        finally:
+            with self._lock:
+                self._peers.discard(peer)
+
+    def _listen_to(self, peer: _Peer, frames: Frames) -> None:
+        while (messages := frames.read()) is not None:
+            for message in messages:
+                number, said = _word(message)
+                self._workers.submit(self._answer, peer, number, said)
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    def _answer(self, peer: _Peer, number: int, said: list[Any]) -> None:
+        try:
+            value = self._carry_out(said)
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever said the word
+            traceback.clear_frames(error.__traceback__)  # which may keep views of what came
+            reply = self._kept_reply(number, ok=False, found=error)
+        else:
+            try:
+                reply = encoded([number, True, value])
+            except NotPlain:
+                reply = self._kept_reply(number, ok=True, found=value)
+        peer.send(reply)
+
+    def _kept_reply(self, number: int, *, ok: bool, found: object) -> bytes:
+        token = secrets.token_hex(16)
+        with self._lock:
+            self._kept[token] = (ok, found)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return encoded([number, False, token])
+
+
+class _Peer:
+    """One connection. Any thread may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.known = connection, False
+        self._turn = threading.Lock()
+
+    def send(self, frame: bytes) -> None:
+        # A trainer that is gone does not hear it; one that is stopped holds up its own answers only.
+        with self._turn, contextlib.suppress(OSError):
+            self.connection.sendall(frame)
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _word(message: Any) -> tuple[int, list[Any]]:
+    match message:
+        case [int(number), list(said)]:
+            return number, said
+    raise ConnectionError("what came is no word")
+
+
+# -- the folder ---------------------------------------------------------------------------------------------
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_STRANGERS)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _reclaim(among: Path) -> None:
+    """Take away what actors of this user left behind when they were killed."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(among):
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    _reclaim_one(Path(entry.path))
+
+
+def _reclaim_one(folder: Path) -> None:
+    found = folder.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    if not mine or time.time() - found.st_mtime < _YOUNG or _heard(folder / _NAME):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        (folder / _NAME).unlink()
+    folder.rmdir()
+
+
+def _heard(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.setblocking(False)
+        try:
+            knocking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # it is too busy to answer the door
+    return True
