@@ -30,6 +30,8 @@ class Verb(Enum):
     RetryRelease = "try again to give the lock back"
     Deliver = "hand the result to the caller"
 
+    __hash__ = object.__hash__  # members are singletons, and are looked up for every order
+
 
 @dataclass(frozen=True, slots=True)
 class Order:

@@ -21,6 +21,8 @@ class State(Enum):
     Failed = "stop, settle or fence what is in flight, decide dispositions, put back"
     Released = "over, and the lock is proven not held"
 
+    __hash__ = object.__hash__  # members are singletons, and are looked up for every event
+
     @property
     def rank(self) -> int:
         """Position in the order in which states can follow each other."""

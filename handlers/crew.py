@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..fsm.calls import ENGINE_ACTS, Act, Call
 from ..fsm.contract import Clock, EngineLink, Executor, RoundView, Transport, Undo, Weights
@@ -34,6 +34,7 @@ _PHASES = {
     Act.broadcast: State.Broadcasting,
     Act.collect: State.Awaiting,
 }
+_LEDGER_ACTS = frozenset({Act.bind, Act.publish, Act.ask})
 
 
 class Answer(Protocol):
@@ -82,31 +83,24 @@ class Crew:
         try:
             if call.act in ENGINE_ACTS:
                 future = self._ask(call)
+            elif self._prompt(call.act):
+                self.answer(call.number, self._JOBS[call.act](self, call), None)
+                return
             else:
-                future = self.workers.submit(self._jobs()[call.act], call)
-        except Exception as error:  # noqa: BLE001 - a link or a pool that raises answers like one that fails
+                future = self.workers.submit(self._JOBS[call.act], self, call)
+                if call.act is Act.acquire and self.parts.weights.ready:
+                    # The digest can be worked out while the lock service is asked, which comes first.
+                    self._planning = self.workers.submit(self._planned)
+        except BaseException as error:  # noqa: BLE001 - a link or a pool that raises answers like one that fails
             self.answer(call.number, None, error)
         else:
             self._watch(call, future)
 
-    def _jobs(self) -> dict[Act, Callable[[Call], object]]:
-        return {
-            Act.acquire: self._acquire,
-            Act.renew: self._renew,
-            Act.release: self._release,
-            Act.plan: self._make_plan,
-            Act.prepare: self._prepare,
-            Act.clean: self._clean,
-            Act.undo: self._undo,
-            Act.transport_open: self._transport_open,
-            Act.broadcast: self._broadcast,
-            Act.collect: self._collect,
-            Act.transport_clean: self._transport_clean,
-            Act.transport_abort: self._transport_abort,
-            Act.bind: self._bind,
-            Act.publish: self._publish,
-            Act.ask: self._ask_ledger,
-        }
+    def _prompt(self, act: Act) -> bool:
+        """Whether this is done at once, so that another thread would only make it late."""
+        if act is Act.plan:
+            return self._planning is not None and self._planning.done()
+        return act in _LEDGER_ACTS and getattr(self.parts.ledger, "prompt", False)
 
     def _watch(self, call: Call, future: Future[Any]) -> None:
         def done(finished: Future[Any]) -> None:
@@ -133,8 +127,6 @@ class Crew:
         return Ticket(f"{facts.round}-{self.parts.attempt}", self.parts.owner, facts.round)
 
     def _acquire(self, call: Call) -> tuple[int, float]:
-        if self.parts.weights.ready:  # the digest can be worked out while the lock service is asked
-            self._planning = self.workers.submit(self._planned)
         lock, ticket = self.parts.lock, self._ticket
         asked = self.clock.now()
         answer = lock.enter(ticket, 0.0)  # the first answer comes at once, and says who holds the lock
@@ -274,3 +266,21 @@ class Crew:
         facts = self.driver.round.facts
         self.parts.ledger.shut(facts.epoch)
         return self.parts.ledger.ask(facts.version, facts.epoch)
+
+    _JOBS: ClassVar[dict[Act, Callable[[Crew, Call], object]]] = {
+        Act.acquire: _acquire,
+        Act.renew: _renew,
+        Act.release: _release,
+        Act.plan: _make_plan,
+        Act.prepare: _prepare,
+        Act.clean: _clean,
+        Act.undo: _undo,
+        Act.transport_open: _transport_open,
+        Act.broadcast: _broadcast,
+        Act.collect: _collect,
+        Act.transport_clean: _transport_clean,
+        Act.transport_abort: _transport_abort,
+        Act.bind: _bind,
+        Act.publish: _publish,
+        Act.ask: _ask_ledger,
+    }

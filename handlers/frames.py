@@ -5,6 +5,13 @@ which travel as ``{"b64": ...}``. Everything else is ``NotPlain``, and has to be
 length is checked before anything is set aside for the content, so nobody can make the other end hold more
 than one longest frame.
 
+A connection begins with a greeting, in which both ends prove that they know a secret:
+
+    engine                trainer
+    [nonce]
+                          [proof over it, nonce]
+    [proof over that]
+
 Whatever is wrong with what arrived is a ``ConnectionError``: the conversation cannot go on.
 """
 
@@ -125,16 +132,11 @@ class Frames:
 def _parsed(content: bytes) -> Any:
     try:
         return json.loads(content, object_hook=_unpacked)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConnectionError(f"{content[:40]!r} is no message: {error}") from error
 
 
 # -- who is at the other end --------------------------------------------------------------------------------
-#
-#     engine                trainer
-#     [nonce]
-#                           [proof over it, nonce]
-#     [proof over that]
 
 
 def accept_peer(connection: socket.socket, secret: bytes) -> Frames:

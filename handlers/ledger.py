@@ -39,6 +39,9 @@ class LedgerUnsure(WeightSyncError):
 class MemoryLedger:
     """A ledger that is forgotten with its process."""
 
+    prompt = True
+    """Its calls touch no disk, and may be made by whoever must not wait."""
+
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = Ledger() if ledger is None else ledger
         self._turn = threading.Lock()

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, final
 
 from .frames import Frames, NotPlain, encoded, prove_to
@@ -54,7 +55,7 @@ def connect(offer: Any) -> Line | None:
     """A line to the actor that made this offer; None if there can be none."""
     try:
         host, boot, path, secret = offer
-        if [host, boot] != here() or not boot or not os.path.exists(path):
+        if [host, boot] != here() or not boot or not Path(path).exists():
             _LOGGER.debug("line: the actor is on another host; its words go by Ray")
             return None
         return _connected(path, secret)

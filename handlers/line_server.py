@@ -1,7 +1,8 @@
 """An actor's end of the line: a socket in a private folder, over which trainers of the same host say words.
 
-One thread takes connections, each of them has a thread that reads, and every word is carried out on a thread
-of a pool that grows, so that no word ever waits for one that is stuck. Answers carry the word's number.
+One thread takes connections. Each of them is read by one thread at a time: the one that got a word carries it
+out, after it has handed the reading on to another of a pool that grows. So a word is begun by the very thread
+that it woke, and yet never waits for one that is stuck. Answers carry the word's number.
 
 An answer that is no plain value, above all an error, stays here under a token; who wants it asks for it
 through Ray, which knows how to carry an exception.
@@ -148,28 +149,48 @@ class LineServer:
         if not welcome:
             peer.connection.close()
             return
-        threading.Thread(target=self._serve, args=(peer,), name="weightsync-line", daemon=True).start()
+        self._hand_on(peer, self._serve, peer)
+
+    def _hand_on(self, peer: _Peer, work: Callable[..., None], *args: Any) -> None:
+        try:
+            self._workers.submit(work, *args)
+        except RuntimeError:  # no thread can be started, or the pool is closed
+            self._part(peer, "nobody is left to listen")
+
+    def _part(self, peer: _Peer, why: object) -> None:
+        _LOGGER.debug("line: a connection ended: %s", why)
+        peer.shut()
+        peer.connection.close()
+        with self._lock:
+            self._peers.discard(peer)
 
     def _serve(self, peer: _Peer) -> None:
         connection = peer.connection
         try:
-            with connection:
-                connection.settimeout(_GREETING)
-                frames = accept_peer(connection, self._secret)
-                connection.settimeout(None)
-                peer.known = True
-                self._listen_to(peer, frames)
-        except (OSError, RuntimeError) as error:  # a pool that is closed is a RuntimeError
-            _LOGGER.debug("line: a connection ended: %s", error)
-        finally:
-            with self._lock:
-                self._peers.discard(peer)
+            connection.settimeout(_GREETING)
+            frames = accept_peer(connection, self._secret)
+            connection.settimeout(None)
+        except OSError as error:
+            self._part(peer, error)
+            return
+        peer.known = True
+        self._listen_to(peer, frames)
 
     def _listen_to(self, peer: _Peer, frames: Frames) -> None:
-        while (messages := frames.read()) is not None:
-            for message in messages:
-                number, said = _word(message)
-                self._workers.submit(self._answer, peer, number, said)
+        """Wait for words. The last of them is carried out here, by the thread that is awake."""
+        try:
+            while not (messages := frames.read()):
+                if messages is None:
+                    self._part(peer, "it was closed")
+                    return
+            words = [_word(message) for message in messages]
+        except OSError as error:
+            self._part(peer, error)
+            return
+        for number, said in words[:-1]:
+            self._hand_on(peer, self._answer, peer, number, said)
+        self._hand_on(peer, self._listen_to, peer, frames)
+        self._answer(peer, *words[-1])
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -256,7 +277,7 @@ def _reclaim_one(folder: Path) -> None:
 def _heard(path: Path) -> bool:
     """Whether somebody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-        knocking.setblocking(False)
+        knocking.settimeout(0)
         try:
             knocking.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):

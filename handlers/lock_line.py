@@ -1,6 +1,6 @@
 """A lock keeper's words over a line: to ask it takes one short question instead of a call by Ray.
 
-    [word, ticket id, owner, round, argument ...]  ->  [kind of answer, values ...]
+[word, ticket id, owner, round, argument ...]  ->  [kind of answer, values ...]
 """
 
 from __future__ import annotations

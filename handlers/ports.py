@@ -81,7 +81,7 @@ class RoundPort:
         """The transport's code, on the thread that moves the round: its errors are the transport's."""
         try:
             wake()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the round goes its way
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the round goes its way
             self._post(e.TransportFailed(error), self._phase)
 
     def progress(self) -> None:

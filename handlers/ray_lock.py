@@ -6,7 +6,8 @@ are woken by what happens, and by the next lease in the book that runs out; noth
 
 ``RayLock`` is how a trainer's thread talks to it. All trainers that use one name share one keeper, which is
 made by whoever comes first and outlives its trainer; other names are other locks. A wait is cut into
-questions of a third of a lease, so that a trainer that dies while it waits is soon taken for dead.
+questions of a third of a lease, so that a trainer that dies while it waits is soon taken for dead. On the
+keeper's own host they are asked over a line (``line.py``), and by Ray from everywhere else.
 
 A keeper that dies is started again by Ray, on any host. Until then, calls end in ``LockError``; afterwards
 the former holder's lease is left to run out before anybody is granted the lock, under an epoch above every
@@ -19,10 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +47,14 @@ from ..fsm.lock import (
     Waiting,
     answer_to,
 )
+from .line import Broken, Kept, Line, connect
+from .line_server import LineServer
 from .lock import EpochFile, clock_epoch
+from .lock_line import WORDS, answered, asked, carrier
 
 __all__ = ["LockActor", "RayLock"]
 
+_LOGGER = logging.getLogger("weightsync")
 _NAMESPACE = "weightsync"
 _Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
 
@@ -67,6 +74,23 @@ class LockActor:
         self._book = book if path is None else replace(book, ceiling=epoch)
         self._disk = asyncio.Lock()
         self._news = asyncio.Event()
+        self._line: LineServer | None = None
+
+    async def line(self) -> list[Any] | None:
+        """Where trainers on this host find the line."""
+        if self._line is None:
+            try:
+                self._line = LineServer(carrier(self, asyncio.get_running_loop()))
+            except OSError as error:
+                _LOGGER.debug("line: there can be none here, questions come by Ray: %s", error)
+                return None
+        return self._line.offer
+
+    async def outcome(self, token: str) -> Any:
+        """What a question over the line came to, if that cannot be told there."""
+        if self._line is None:
+            raise LockError("nothing was asked over a line here")
+        return self._line.outcome(token)
 
     async def lease(self) -> float:
         """Seconds for which a grant is good without a renewal."""
@@ -176,6 +200,7 @@ class RayLock:
         self._path = None if path is None else str(Path(path).absolute())
         self._first = threading.Lock()
         self._keeper: Any = None
+        self._line: Line | None = None
 
     @property
     def lease(self) -> float:
@@ -245,9 +270,18 @@ class RayLock:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _ask(self, word: str, *args: Any, limit: float = 0.0) -> Any:
-        keeper = self._known()
+        keeper, line, patience = self._known(), self._line, limit + self._patience
+        asking = asked(line, word, *args) if line is not None and word in WORDS else None
         try:
-            return _answer(getattr(keeper, word).remote(*args), limit + self._patience)
+            if asking is None:
+                return _answer(getattr(keeper, word).remote(*args), patience)
+            try:
+                return answered(asking.result(timeout=patience), args[0])
+            except Kept as kept:  # a refusal, most likely
+                return _answer(keeper.outcome.remote(kept.token), self._patience)
+        except Broken as error:
+            self._keeper = None
+            raise self._trouble(word, error) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, LockError):
                 raise error.cause from error
@@ -260,7 +294,9 @@ class RayLock:
     def _trouble(self, word: str, error: Exception) -> LockError:
         if isinstance(error, TimeoutError) and not isinstance(error, ray.exceptions.RayTaskError):
             what = f"did not answer {word!r} in time"
-        elif isinstance(error, ray.exceptions.RayActorError):
+        elif isinstance(error, Broken) and not error.gone:
+            what = f"lost its line before it answered {word!r}: {error}"
+        elif isinstance(error, Broken | ray.exceptions.RayActorError):
             what = f"died before it answered {word!r}; it is started again, and whoever waited asks anew"
         else:
             what = f"failed at {word!r}: {str(error).strip().splitlines()[-1]}"
@@ -271,8 +307,20 @@ class RayLock:
             if self._keeper is None:
                 keeper = self._found()
                 self._check(keeper)
+                self._connect(keeper)
                 self._keeper = keeper
             return self._keeper
+
+    def _connect(self, keeper: Any) -> None:
+        """Make a line, if there can be one."""
+        before, self._line = self._line, None
+        if before is not None:
+            before.close()
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            offer = _answer(keeper.line.remote(), self._patience)
+            self._line = None if offer is None else connect(offer)
+        if self._line is not None:
+            weakref.finalize(self, self._line.close)
 
     def _found(self) -> Any:
         if not ray.is_initialized():
@@ -285,7 +333,9 @@ class RayLock:
 
     def _check(self, keeper: Any) -> None:
         try:
-            lease = _answer(keeper.lease.remote(), self._patience)
+            # Asking again is harmless: a keeper that has just died may be there again in a moment.
+            asking = keeper.lease.options(max_task_retries=-1).remote()
+            lease = _answer(asking, self._patience)
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise self._trouble("lease", error) from error
         if lease != self._lease:

@@ -63,49 +63,55 @@ class ActorReceiver:
     @property
     def weightsync_gate(self) -> Gate:
         """Generate inside ``with self.weightsync_gate.admit()``, or ``async with ...admitted()``."""
-        return self._weightsync_known().gate
+        return _known(self).gate
 
     @ray.method(concurrency_group=GROUP)
     def weightsync_word(self, said: list[Any]) -> object:
         """Carry out one word of a trainer. For ``RayEngine``."""
-        return self._weightsync_say(said)
+        return _say(self, said)
 
-    def _weightsync_say(self, said: list[Any]) -> object:
-        """Carry a word out. Two are about the line, which is the actor's, and not its receiver's."""
-        receiver, line = self._weightsync_known(), self.weightsync_line
-        match said:
-            case ["hello", *_, "line"]:
-                return [*say(receiver, said[:-1]), self._weightsync_offer()]  # type: ignore[misc]
-            case ["outcome", incarnation, _, _, _, str(token)] if line is not None:
-                if incarnation is not None:
-                    receiver.check_incarnation(incarnation)
-                return line.outcome(token)
-        return say(receiver, said)
 
-    def _weightsync_offer(self) -> list[Any] | None:
-        """Where trainers of this host find the line, which is made for the first of them."""
-        with _making:
-            if self.weightsync_line is None:
-                try:
-                    self.weightsync_line = LineServer(self._weightsync_say)
-                except OSError as error:
-                    _LOGGER.debug("line: there can be none here, words come by Ray: %s", error)
-                    return None
-            return self.weightsync_line.offer
+# No methods of the actor class: Ray wraps each of those, and it would make them everybody's to call.
 
-    def _weightsync_known(self) -> Receiver:
-        if self.weightsync_receiver is None:
-            name = type(self).__name__
-            raise SetupError(f"{name} has no receiver: call self.weightsync_serve(model) in its __init__")
-        return self.weightsync_receiver
+
+def _known(actor: ActorReceiver) -> Receiver:
+    if actor.weightsync_receiver is None:
+        name = type(actor).__name__
+        raise SetupError(f"{name} has no receiver: call self.weightsync_serve(model) in its __init__")
+    return actor.weightsync_receiver
+
+
+def _say(actor: ActorReceiver, said: list[Any]) -> object:
+    """Carry a word out. Two are about the line, which is the actor's, and not its receiver's."""
+    receiver, line = _known(actor), actor.weightsync_line
+    match said:
+        case ["hello", *_, "line"]:
+            return [*say(receiver, said[:-1]), _offer(actor)]  # type: ignore[misc]
+        case ["outcome", incarnation, _, _, _, str(token)] if line is not None:
+            if incarnation is not None:
+                receiver.check_incarnation(incarnation)
+            return line.outcome(token)
+    return say(receiver, said)
+
+
+def _offer(actor: ActorReceiver) -> list[Any] | None:
+    """Where trainers of this host find the line, which is made for the first of them."""
+    with _making:
+        if actor.weightsync_line is None:
+            try:
+                actor.weightsync_line = LineServer(lambda said: _say(actor, said))
+            except OSError as error:
+                _LOGGER.debug("line: there can be none here, words come by Ray: %s", error)
+                return None
+        return actor.weightsync_line.offer
 
 
 @ray.method(concurrency_group=GROUP)
 async def _word_for_loops(self: ActorReceiver, said: list[Any]) -> object:
     """Carry out one word of a trainer. For ``RayEngine``."""
     if said[:1] == ["hello"] and said[-1] != "line":  # which never blocks
-        return self._weightsync_say(said)
-    return await asyncio.wrap_future(spawn("weightsync-word", self._weightsync_say, said))
+        return _say(self, said)
+    return await asyncio.wrap_future(spawn("weightsync-word", _say, self, said))
 
 
 def _has_coroutines(cls: type) -> bool:

@@ -4,7 +4,8 @@ A trainer can be killed, stopped or cut off while an engine is paused for it. Th
 session by itself. Every word of the trainer starts the count anew, and while the engine works on a word, its
 own slowness is not the trainer's silence.
 
-One thread watches one session and ends with it; an engine that is in no session has no such thread.
+One thread watches one session and is free again with its end. It is one of a pool: an engine opens a session
+every few seconds, while somebody waits, and to start a thread means to wait for it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..fsm.engine_table import Session
-from .threads import spawn
+from .workers import Workers
 
 __all__ = ["Silence"]
+
+_WATCHERS = Workers("weightsync-silence", spare=4)
 
 
 class Silence:
@@ -36,7 +39,7 @@ class Silence:
             self._session, self._limit, self._words = session, limit, 0
             self._due = time.monotonic() + limit
             self._changed.notify_all()
-        spawn(f"{self._name}-silence", self._wait, session)
+        _WATCHERS.submit(self._wait, session)
 
     def heard(self, session: Session) -> None:
         """The trainer said something in this session. Of any other session it is no word."""
@@ -56,8 +59,10 @@ class Silence:
             with self._changed:
                 if mine and session == self._session:
                     self._words -= 1
-                    self._due = time.monotonic() + self._limit
-                    self._changed.notify_all()
+                    now, due = time.monotonic(), self._due
+                    self._due = now + self._limit
+                    if now >= due:  # who watches has noticed, and waits for the word to end
+                        self._changed.notify_all()
 
     def stop(self, session: Session) -> None:
         """The session is over."""
@@ -73,7 +78,7 @@ class Silence:
                 if left <= 0 and not self._words:
                     self._session = None
                     break
-                self._changed.wait(None if self._words else left)
+                self._changed.wait(left if left > 0 else None)  # of a due that moves it hears soon enough
             else:
                 return
         self._late(session)

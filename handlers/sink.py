@@ -39,6 +39,7 @@ class _Live:
     def __init__(self, held: Held) -> None:
         self._held = held
         self._checked: tuple[object, ...] = ()
+        self._names = _Names()
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """What the engine holds, under every name."""
@@ -50,7 +51,7 @@ class _Live:
         now = (plan.fingerprint, *((name, _place(tensor)) for name, tensor in tensors.items()))
         if now == self._checked:
             return  # the same plan for the very same tensors
-        covered = _names(plan)
+        covered = self._names(plan)
         # What shares its memory with a name that is sent gets its data with it.
         sent = {_place(tensors[name]) for name in covered if name in tensors}
         held = [
@@ -68,7 +69,7 @@ class _Live:
         """The tensors that the engine samples with, by the names of ``plan.tensors``."""
         tensors = self._tensors()
         found: dict[str, Tensor] = {}
-        for name, of in _names(plan).items():
+        for name, of in self._names(plan).items():
             if name in tensors:
                 found.setdefault(of, tensors[name])
         return found
@@ -83,7 +84,7 @@ class _Live:
         """Every distinct live tensor that gets what is sent under a name."""
         tensors = self._tensors()
         found: dict[str, dict[tuple[object, ...], Tensor]] = {}
-        for name, of in _names(plan).items():
+        for name, of in self._names(plan).items():
             if name in tensors:
                 found.setdefault(of, {}).setdefault(_place(tensors[name]), tensors[name])
         return {of: list(places.values()) for of, places in found.items()}
@@ -98,9 +99,13 @@ class StagingSink(_Live):
         super().__init__(held)
         self._device = device
         self._staged: dict[str, Tensor] = {}
+        self._fits: tuple[object, ...] = ()
 
     def open(self, plan: Plan) -> Mapping[str, Tensor]:
         """The staged tensors. Those of the last session are used again where they fit."""
+        checked = self._checked
+        if self._staged and self._fits is checked and checked[:1] == (plan.fingerprint,):
+            return self._staged  # made for the same plan and the very same tensors
         before, self._staged = self._staged, {}
         for name, live in self.live(plan).items():
             staged = before.pop(name, None)
@@ -108,6 +113,7 @@ class StagingSink(_Live):
             if staged is None or (staged.shape, staged.dtype) != (live.shape, live.dtype):
                 staged = torch.empty(live.shape, dtype=live.dtype, device=device)
             self._staged[name] = staged
+        self._fits = checked
         return self._staged
 
     def commit(self, plan: Plan) -> None:
@@ -143,9 +149,18 @@ class InPlaceSink(_Live):
 # -- what tensors are -------------------------------------------------------------------------------------
 
 
-def _names(plan: Plan) -> dict[str, str]:
-    """Every name that the plan speaks of, and the name under which its tensor is sent."""
-    return {each.name: each.name for each in plan.tensors} | {tie.name: tie.of for tie in plan.ties}
+class _Names:
+    """Every name that a plan speaks of, and the name under which its tensor is sent. Of the last plan."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Plan | None, Mapping[str, str]] = (None, {})
+
+    def __call__(self, plan: Plan) -> Mapping[str, str]:
+        last, names = self._known
+        if last is not plan:
+            names = {each.name: each.name for each in plan.tensors} | {tie.name: tie.of for tie in plan.ties}
+            self._known = (plan, names)
+        return names
 
 
 def _describe(name: str, tensor: Tensor) -> TensorSpec:

@@ -153,8 +153,11 @@ class TestB39:
         engines, went_on = threads("e0", "e1"), []
 
         async def impatient(bench: Bench) -> None:
-            await asyncio.wait_for(bench.sync.round(2, state(2)), 0.3)
-            went_on.append(True)
+            try:
+                await asyncio.wait_for(bench.sync.round(2, state(2)), 0.3)
+                went_on.append(True)
+            finally:
+                assert phase_of(bench) == "Released", "the caller went on before the round was over"
 
         with Bench(engines, transport) as bench:
             bench.works()
@@ -186,6 +189,7 @@ class TestB39:
             threading.Timer(0.1, stop.going.set).start()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert phase_of(bench) == "Released", "the caller went on before the round was over"
 
         with Bench(engines, transport) as bench:
             bench.works()

@@ -143,6 +143,16 @@ def test_an_executor_that_never_comes_back_is_given_up() -> None:
     assert "undo(1)" not in simulation.log
 
 
+def test_undos_that_hang_keep_no_other_from_being_begun() -> None:
+    """Not even when the round gives up in the middle of them: what is owed to an executor is begun."""
+    stuck = [Fault(Act.undo, "hang", bucket=index) for index in (3, 2, 1)]
+    trouble = [Fault(Act.broadcast, "raise", bucket=1), Fault(Act.abort, "hang", "e0")]
+    simulation, result = run(*trouble, *stuck, executors=4)
+    begun = [call for call in simulation.log if call.startswith("undo")]
+    assert begun == ["undo(3)", "undo(2)", "undo(1)", "undo(0)"]
+    assert result.unclean
+
+
 # -- pausing (all or nothing) -----------------------------------------------------------------------------
 
 

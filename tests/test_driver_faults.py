@@ -116,6 +116,7 @@ def any_worlds(seed: int, seconds: float, most: int) -> Iterator[tuple[random.Ra
         yield chance, options
 
 
+@pytest.mark.slow
 def test_several_things_go_wrong() -> None:
     """Two or three misfortunes, slow messages, somebody else's lock, a cancellation: a sample of them."""
     for chance, options in any_worlds(seed=1, seconds=9.0, most=1500):

@@ -11,18 +11,23 @@ from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, Outcome
 from weightsync.handlers.workers import Workers
 from weightsync.testing.fakes import FakeTransport
-from weightsync.testing.scene import Scene
+from weightsync.testing.scene import Scene, close_all
 
 QUICK = Policy(deadline=3.0, lease=2.0)
 GO_ON = Policy(deadline=3.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
 
 
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
+
+
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def scene() -> Scene:
     """A round of two engines that has not begun."""
-    scene = Scene()
-    yield scene
-    scene.close()
+    return Scene()
 
 
 def test_a_good_round_hands_over_every_byte(scene: Scene) -> None:

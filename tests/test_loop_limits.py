@@ -15,17 +15,22 @@ from weightsync.fsm.states import Disposition, Outcome, State
 from weightsync.fsm.tickets import Granted
 from weightsync.testing.clock import HandClock
 from weightsync.testing.fakes import HANG, LOST, Gate
-from weightsync.testing.scene import PATIENCE, Scene, check_free
+from weightsync.testing.scene import PATIENCE, Scene, check_free, close_all
 
 GO_ON = Policy(deadline=3.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
 
 
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
+
+
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def scene() -> Scene:
     """A round of two engines that has not begun."""
-    scene = Scene()
-    yield scene
-    scene.close()
+    return Scene()
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:

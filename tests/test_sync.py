@@ -17,15 +17,20 @@ from weightsync.fsm.policy import Policy
 from weightsync.fsm.states import Disposition, Outcome
 from weightsync.handlers.ledger import FileLedger
 from weightsync.testing.fakes import HANG, FakeExecutor, FakeWeights, Gate
-from weightsync.testing.scene import Trainer, check_free
+from weightsync.testing.scene import Trainer, check_free, close_all
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
 
 
 @pytest.fixture
-def trainer() -> Iterator[Trainer]:
+def trainer() -> Trainer:
     """A trainer that has done nothing yet."""
-    trainer = Trainer()
-    yield trainer
-    trainer.sync.close()
+    return Trainer()
 
 
 # -- step hooks -------------------------------------------------------------------------------------------
@@ -50,7 +55,6 @@ def test_steps_between_are_passed_over() -> None:
     trainer = Trainer(Policy(every=3, deadline=3.0))
     done = [trainer.sync.on_step_end(step, FakeWeights(step)) is not None for step in range(1, 8)]
     assert done == [False, False, True, False, False, True, False]
-    trainer.sync.close()
 
 
 def test_a_version_goes_on_over_a_restart(tmp_path: Path) -> None:
@@ -74,7 +78,6 @@ def test_a_failure_is_a_result_or_an_error_as_the_policy_says(trainer: Trainer) 
         loud.sync.on_step_end(1, FakeWeights())
     assert caught.value.__cause__ is error
     check_free(loud.lock)
-    loud.sync.close()
 
 
 def test_four_failed_rounds_are_followed_by_a_good_one(trainer: Trainer) -> None:
@@ -96,7 +99,6 @@ def test_four_failed_rounds_are_followed_by_a_good_one(trainer: Trainer) -> None
     result = trainer.hand_over(1, weights)
     assert result.require().outcome is Outcome.complete
     trainer.check_equal(weights)
-    trainer.sync.close()
 
 
 # -- retries ----------------------------------------------------------------------------------------------
@@ -114,7 +116,6 @@ def test_a_retry_is_a_new_round_under_the_same_number() -> None:
     assert (result.outcome, result.version, result.attempts) == (Outcome.complete, 1, 3)
     assert executor.story == ["x.prepare", "x.clean"] + ["x.prepare", "x.undo"] * 2 + ["x.prepare", "x.clean"]
     trainer.check_equal(weights)
-    trainer.sync.close()
 
 
 def test_a_retry_asks_for_the_engines_as_they_are_now() -> None:
@@ -125,7 +126,6 @@ def test_a_retry_asks_for_the_engines_as_they_are_now() -> None:
     result = trainer.hand_over(1, FakeWeights(1))
     assert (result.outcome, result.attempts) == (Outcome.complete, 2)
     assert [row.incarnation for row in result.engines] == ["0", "1"]
-    trainer.sync.close()
 
 
 def test_bytes_that_are_published_are_not_sent_again() -> None:
@@ -134,7 +134,6 @@ def test_bytes_that_are_published_are_not_sent_again() -> None:
     trainer = Trainer(Policy(deadline=3.0, attempts=3), handlers=[executor])
     result = trainer.hand_over(1, FakeWeights(1))
     assert (result.attempts, result.ok, result.outcome) == (1, False, Outcome.complete)
-    trainer.sync.close()
 
 
 def test_a_round_that_was_cancelled_is_not_tried_again() -> None:
@@ -147,7 +146,6 @@ def test_a_round_that_was_cancelled_is_not_tried_again() -> None:
     pending.cancel(RoundCancelled("again"))
     result = pending.wait()
     assert (str(result.error), result.attempts) == ("enough", 1)
-    trainer.sync.close()
 
 
 class Copied(FakeWeights):
@@ -201,7 +199,6 @@ def test_weights_that_cannot_be_read_in_time_are_given_up_on_before_the_lock() -
     assert trainer.lock.status().epoch == 0
     gate.open()
     assert trainer.sync.begin(1, FakeWeights(1), version=5, snapshot=False).wait().ok
-    trainer.sync.close()
 
 
 # -- engines ----------------------------------------------------------------------------------------------
@@ -217,7 +214,6 @@ def test_an_engine_that_does_not_answer_costs_its_share_of_the_deadline_and_no_m
     assert result is not None
     assert (result.outcome, result.engines[0].disposition) == (Outcome.partial, Disposition.quarantined)
     assert "did not say hello" in str(result.engines[0].error)
-    trainer.sync.close()
 
 
 def test_an_engine_that_was_started_anew_is_not_servable_before_a_round() -> None:
@@ -231,7 +227,6 @@ def test_an_engine_that_was_started_anew_is_not_servable_before_a_round() -> Non
     result = trainer.hand_over(4, FakeWeights(4))
     assert result.outcome is Outcome.complete
     assert trainer.sync.servable() == {"a": 3, "b": 3}
-    trainer.sync.close()
 
 
 def test_an_engine_that_restarts_within_a_round_has_no_part_in_it() -> None:
@@ -245,4 +240,3 @@ def test_an_engine_that_restarts_within_a_round_has_no_part_in_it() -> None:
     result = pending.wait()
     assert result.outcome is Outcome.partial
     assert trainer.sync.servable() == {"a": 0}
-    trainer.sync.close()

@@ -19,15 +19,20 @@ from weightsync.fsm.states import Disposition, Outcome
 from weightsync.sync import WeightSync
 from weightsync.testing.fakes import FakeWeights, Gate
 from weightsync.testing.interrupting import Interrupter
-from weightsync.testing.scene import PATIENCE, Trainer
+from weightsync.testing.scene import PATIENCE, Trainer, close_all
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
 
 
 @pytest.fixture
-def trainer() -> Iterator[Trainer]:
+def trainer() -> Trainer:
     """A trainer that has done nothing yet."""
-    trainer = Trainer()
-    yield trainer
-    trainer.sync.close()
+    return Trainer()
 
 
 async def reached(gate: Gate) -> None:
@@ -54,7 +59,6 @@ def test_a_round_can_be_awaited(trainer: Trainer) -> None:
     with pytest.raises(SyncFailed) as caught:
         asyncio.run(failing())
     assert caught.value.__cause__ is error
-    loud.sync.close()
 
 
 def test_a_round_does_not_block_the_event_loop(trainer: Trainer) -> None:
@@ -130,7 +134,6 @@ def test_a_task_that_is_cancelled_ends_cancelled_when_the_round_is_released(stat
     trainer.check_released()
     assert after == []
     assert trainer.sync.version() == (0 if state == "Cleaning" else None)
-    trainer.sync.close()
 
 
 def test_a_second_cancellation_does_not_cut_the_cleaning_short(trainer: Trainer) -> None:
@@ -169,7 +172,6 @@ def test_rounds_from_several_tasks_take_turns_or_are_refused(trainer: Trainer) -
     first, *others = asyncio.run(together(strict.sync))
     assert isinstance(first, RoundResult)
     assert all(isinstance(found, RoundInProgress) for found in others)
-    strict.sync.close()
 
 
 def test_one_object_serves_many_event_loops_and_none(trainer: Trainer) -> None:
@@ -253,6 +255,9 @@ def test_an_interrupt_is_raised_when_the_round_is_released(where: str, times: in
 
 
 @pytest.mark.timeout(120, method="thread")  # the timer is needed here
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # inside a collector's callback
 def test_an_interrupt_at_any_instant_leaves_nothing_running(trainer: Trainer) -> None:
     """Hundreds of steps, each interrupted somewhere: the round is over by then, and the lock is free."""
     chance, begun, interrupted = random.Random(0), time.monotonic(), 0

@@ -11,15 +11,20 @@ from weightsync.fsm.policy import Policy
 from weightsync.fsm.states import Outcome
 from weightsync.sync import Pending, WeightSync
 from weightsync.testing.fakes import FakeEngine, FakeTransport, FakeWeights, Gate
-from weightsync.testing.scene import PATIENCE, Trainer
+from weightsync.testing.scene import PATIENCE, Trainer, close_all
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
 
 
 @pytest.fixture
-def trainer() -> Iterator[Trainer]:
+def trainer() -> Trainer:
     """A trainer that has done nothing yet."""
-    trainer = Trainer()
-    yield trainer
-    trainer.sync.close()
+    return Trainer()
 
 
 # -- two at a time ----------------------------------------------------------------------------------------
@@ -53,7 +58,6 @@ def test_a_second_round_is_refused_at_once_if_the_policy_says_so() -> None:
     assert first.wait().ok
     for step in (2, 3, 4):
         assert trainer.sync.begin(step, FakeWeights(step), snapshot=False).wait().version == step - 1
-    trainer.sync.close()
 
 
 def test_an_overlapped_round_is_waited_for_where_it_is_needed(trainer: Trainer) -> None:

@@ -5,7 +5,7 @@ fails for another reason, is worth nothing.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from weightsync.sync import WeightSync
 from weightsync.testing.desk import Desk
 from weightsync.testing.fakes import FakeWeights
 from weightsync.testing.promises import broken
-from weightsync.testing.scene import Trainer
+from weightsync.testing.scene import Trainer, close_all
 from weightsync.testing.simulation import Fault, Simulation
 
 pytestmark = [
@@ -39,6 +39,13 @@ pytestmark = [
 PATIENCE = 20.0
 GO_ON = Policy(deadline=4.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
 Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Every thread that a test has begun ends with it."""
+    yield
+    close_all()
 
 
 # -- checks -----------------------------------------------------------------------------------------------
@@ -73,7 +80,6 @@ def a_retry_asks_for_the_engines_of_now() -> None:
     trainer.hand_over(1, FakeWeights(1))
     trainer.engines[1].restart()
     result = trainer.hand_over(2, FakeWeights(2))
-    trainer.sync.close()
     assert result.outcome is Outcome.complete, (
         f"the retry asked for an engine that is no more: {result.summary()}"
     )
@@ -113,7 +119,6 @@ def a_quorum_counts_who_was_asked_for() -> None:
     trainer = Trainer()
     trainer.engines[0].alive = False
     outcome = trainer.hand_over(1, FakeWeights(1)).outcome
-    trainer.sync.close()
     assert outcome is Outcome.failed, f"{outcome.name} without an engine that was asked for"
 
 
@@ -122,7 +127,6 @@ def a_version_is_used_up_by_a_commit_alone() -> None:
     trainer = Trainer()
     trainer.transport.bad["bucket 1"] = OSError("bucket 1")
     versions = [trainer.hand_over(step, FakeWeights(step)).version for step in (1, 2, 3)]
-    trainer.sync.close()
     assert versions == [0, 0, 1], f"numbers were skipped: {versions}"
 
 

@@ -9,6 +9,7 @@ Whatever ends it, an error of the engine too, closes its side of the group, so t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,7 +81,8 @@ class _CollectiveInlet:
         self._seat, self._session, self._plan, self._limit = seat, session, plan, limit
         self._bell = Bell()
         self._spoke = Spoke(seat.rank, limit, self._bell.ring)
-        self._complete = False
+        self._lock = threading.Lock()
+        self._forming = self._closing = self._complete = False
 
     @contextmanager
     def buckets(self) -> Iterator[Iterator[Bucketful]]:
@@ -92,43 +94,45 @@ class _CollectiveInlet:
         spoke, seat, group = self._spoke, self._seat, None
         try:
             spoke.join(seat.host, seat.port, seat.secret, self._plan.fingerprint)
-            group = self._make_group()
+            self._wait("group", lambda: spoke.forming)
+            group = self._group()
+            self._wait("group", lambda: spoke.formed and group.formed)
             yield self._frames(group)
             if self._complete:
                 spoke.done()
             else:
                 spoke.leave("it stopped before the last bucket")
         except BaseException as error:
+            if group is not None:  # the others can still be connecting
+                self._bell.wait(lambda: spoke.formed or spoke.stopped, FORMING)
             spoke.leave(f"{type(error).__name__}: {error}")
             raise
         finally:
             if group is not None:
-                self._let_form()
                 group.close()
             spoke.close()
 
     def close(self) -> None:
         """Stop: no further bucket comes, and whoever waits for one is woken."""
-        self._spoke.leave("it was told to stop receiving")
-        self._spoke.stop("it was told to stop receiving")
+        with self._lock:
+            self._closing = True
+            forming = self._forming and not self._spoke.formed
+        if not forming:  # otherwise the receiving thread leaves as soon as it may
+            self._spoke.leave("it was told to stop receiving")
+            self._spoke.stop("it was told to stop receiving")
+        self._bell.ring()
 
-    def _make_group(self) -> Group:
+    def _group(self) -> Group:
         spoke, seat, session = self._spoke, self._seat, self._session
-        self._wait("group", lambda: spoke.forming)
-        group = Group(
+        with self._lock:
+            if self._closing:
+                raise TransportError(f"rank {spoke.rank} makes no group: it was told to stop receiving")
+            self._forming = True
+        return Group(
             spoke.table, spoke.publish, name=f"{session.round}/{session.epoch}", rank=seat.rank,
             size=seat.size, host=spoke.host, limit=patience(self._plan), ring=self._bell.ring,
+            connected=spoke.connected,
         )  # fmt: skip
-        try:
-            self._wait("group", lambda: group.formed)
-        except BaseException:
-            group.close()
-            raise
-        return group
-
-    def _let_form(self) -> None:
-        """Stay until the other ranks are connected as well, in case this one leaves early."""
-        self._bell.wait(lambda: self._spoke.formed or self._spoke.stopped, FORMING)
 
     def _frames(self, group: Group) -> Iterator[Bucketful]:
         buffer = torch.empty(self._plan.largest, dtype=torch.uint8)
@@ -155,8 +159,9 @@ class _CollectiveInlet:
             noted = self._bell.rings
             if ready():
                 return
-            if self._spoke.stopped:
-                raise TransportError(f"rank {self._spoke.rank} gets no {what}: {self._spoke.stopped}")
+            why = self._spoke.stopped or ("it was told to stop receiving" if self._closing else None)
+            if why:
+                raise TransportError(f"rank {self._spoke.rank} gets no {what}: {why}")
             if not self._bell.rung(noted, end - time.monotonic()):
                 raise TransportError(
                     f"rank {self._spoke.rank} waited {self._limit:g} s for its {what}, and nothing came"

@@ -97,10 +97,7 @@ class CollectiveRound:
         hub = self.hub
         self._wait(port, "waiting for every rank to join", lambda: not hub.absent(), hub.absent)
         self._form(port.session, plan)
-        # A rank that is ready for the first bucket has made its side of the group.
-        self._wait(
-            port, "making the group", lambda: self.group.formed and not hub.late(0), lambda: hub.late(0)
-        )  # fmt: skip
+        self._wait(port, "making the group", lambda: hub.formed and self.group.formed, hub.unconnected)
 
     def begin(self, bucket: int, buffer: torch.Tensor, port: Port) -> Operation | None:
         """Start the broadcast of a bucket when every rank is ready for it; None for one without bytes."""

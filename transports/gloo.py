@@ -72,7 +72,7 @@ class Operation:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._done = threading.Event()
-        self._error: BaseException | None = None
+        self._error: TransportError | None = None
         self._ring = ring
 
     @property
@@ -81,8 +81,8 @@ class Operation:
         return self._done.is_set()
 
     @property
-    def error(self) -> BaseException | None:
-        """Why it failed, if it did."""
+    def error(self) -> TransportError | None:
+        """Why it failed, if it did, in gloo's words."""
         return self._error
 
     def settled(self, seconds: float) -> bool:
@@ -94,7 +94,7 @@ class Operation:
         try:
             future.wait()
         except BaseException as error:  # noqa: BLE001 - belongs to whoever asked for the broadcast
-            self._error = error.with_traceback(None)  # whose frames would keep the buffer
+            self._error = TransportError(str(error))  # without the frames, which would keep the buffer
         self._done.set()
         self._ring()
 
@@ -132,7 +132,7 @@ class Group:
         self._lock = threading.Lock()
         self._group: Any = None
         self._operation: Operation | None = None
-        self._error: BaseException | None = None
+        self._error: str | None = None
         self._closed = False
         self._forming = threading.Thread(
             target=self._form, args=(rank, size, host, limit), name="weightsync-form", daemon=True
@@ -147,7 +147,7 @@ class Group:
             TransportError: that failed.
         """
         if self._error is not None:
-            raise TransportError(f"the group could not be formed: {self._error}") from self._error
+            raise TransportError(self._error)
         return self._group is not None
 
     def broadcast(self, buffer: torch.Tensor) -> Operation:
@@ -186,7 +186,8 @@ class Group:
             options._timeout = timedelta(seconds=limit)  # noqa: SLF001
             group = dist.ProcessGroupGloo(self._store, rank, size, options)
         except BaseException as error:  # noqa: BLE001 - belongs to whoever waits for the group
-            self._error = error.with_traceback(None)  # whose frames would keep the device and its socket
+            # Only what it says: its frames would keep the device, which listens.
+            self._error = f"the group could not be formed: {error}"
         else:
             with self._lock:
                 if not self._closed:

@@ -12,8 +12,8 @@ and one that is killed is noticed at once, because its connection closes.
     form                                            all are there: make the group
                            set(key, value)          how to connect to this rank
     set(key, value)                                 the same of all ranks, when everybody has said it
+    formed                 connected                made its side of the group; and everybody has
                            ready(bucket)            let go of the bucket before, and waits for this one
-    formed                                          everybody was ready once: the group is there
     go(bucket)                                      everybody is ready: it is sent now
                            done                     holds every bucket, and closes its connection
     stop(why)              left(why)                an abort, by either end
@@ -80,13 +80,15 @@ class Hub:
         self.secret = secrets.token_urlsafe(24)
         self.table = Table()
         self.left: dict[int, Leave] = {}
+        self.formed = False
         self._size, self._fingerprint, self._ring = size, fingerprint, ring
         self._listener = _listen(address, size)
         self._members: dict[int, _Peer] = {}
         self._lock = threading.Lock()
         self._kept: list[tuple[str, bytes]] = []
         self._entered: set[int] = set()
-        self._connected = self._formed = self._closed = False
+        self._connected: set[int] = set()
+        self._closed = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -108,6 +110,10 @@ class Hub:
         """The ranks that have not joined."""
         return [rank for rank in range(1, self._size) if rank not in self._members]
 
+    def unconnected(self) -> list[int]:
+        """The ranks that have not made their side of the group."""
+        return [rank for rank in range(1, self._size) if rank not in self._connected]
+
     def late(self, bucket: int) -> list[int]:
         """The ranks that are not ready for ``bucket``."""
         return [rank for rank, peer in sorted(self._members.items()) if peer.ready < bucket]
@@ -116,7 +122,7 @@ class Hub:
     def forming(self) -> bool:
         """Whether ranks are connecting to each other, all of them still there."""
         given = len(self._entered) == self._size
-        return given and not (self._formed or self._closed or self.left)
+        return given and not (self.formed or self._closed or self.left)
 
     def tell(self, kind: str, **values: str | int) -> None:
         """Tell every rank that is there."""
@@ -132,9 +138,8 @@ class Hub:
         self._enter(0, key, value)
 
     def connected(self) -> None:
-        """The trainer's rank has made its side of the group. The others say so by being ready."""
-        self._connected = True
-        self._look_formed()
+        """The trainer's rank has made its side of the group."""
+        self._connect(0)
         self._ring()
 
     def close(self, why: str) -> None:
@@ -199,7 +204,8 @@ class Hub:
             self._enter(peer.rank, fetch(message, "key", str), bytes.fromhex(fetch(message, "value", str)))
         elif kind == "ready":
             peer.ready = fetch(message, "bucket", int)
-            self._look_formed()
+        elif kind == "connected":
+            self._connect(peer.rank)
         elif kind == "done":
             peer.done = True
         elif kind == "left":
@@ -231,10 +237,11 @@ class Hub:
                     self.table.put(name, entry)
                     self.tell("set", key=name, value=entry.hex())
 
-    def _look_formed(self) -> None:
+    def _connect(self, rank: int) -> None:
         with self._lock:
-            if self._connected and not self._formed and not self.late(0):
-                self._formed = True
+            self._connected.add(rank)
+            if len(self._connected) == self._size:
+                self.formed = True
                 self.tell("formed")
 
     # -- ends --------------------------------------------------------------------------------------------

@@ -78,6 +78,11 @@ class Spoke:
         """Write an entry of the table, for every rank; it comes back with those of the others."""
         self._say("set", key=key, value=value.hex())
 
+    def connected(self) -> None:
+        """This rank has made its side of the group. Whether the trainer hears it, others will tell."""
+        with contextlib.suppress(TransportError):
+            self._say("connected")
+
     def ready(self, bucket: int) -> None:
         """This rank let go of the bucket before and waits for ``bucket``."""
         self._say("ready", bucket=bucket)

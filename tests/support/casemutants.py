@@ -5,6 +5,7 @@ Which one is said by the environment variable ``CASEKIT_MUTANT``. Each changes t
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -131,29 +132,25 @@ def ties_forgotten() -> None:
 
 def cancellation_swallowed() -> None:
     """The round is waited for, and then all goes on."""
+    awaited = sync.Pending._awaited
 
     async def deaf(self: sync.Pending) -> Any:
-        import asyncio
-
-        waiting = asyncio.ensure_future(asyncio.wrap_future(self._future))
-        while not waiting.done():
-            try:
-                await asyncio.shield(waiting)
-            except asyncio.CancelledError as error:
-                self.cancel(error)
-        return waiting.result()
+        try:
+            return await awaited(self)
+        except asyncio.CancelledError:
+            return self._told()
 
     Changed(sync.Pending, "_awaited", deaf)
 
 
 def cancellation_not_waited_for() -> None:
     """The caller goes, and the round goes on by itself."""
+    awaited = sync.Pending._awaited
 
     async def hasty(self: sync.Pending) -> Any:
-        import asyncio
-
+        waiting = asyncio.ensure_future(awaited(self))
         try:
-            return await asyncio.shield(asyncio.wrap_future(self._future))
+            return await asyncio.shield(waiting)
         except asyncio.CancelledError as error:
             self.cancel(error)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..fsm.contract import Clock
@@ -26,12 +26,20 @@ from ..handlers.workers import Workers
 from ..sync import WeightSync
 from .fakes import FakeEngine, FakeExecutor, FakeTransport, FakeWeights, Gate
 
-__all__ = ["PATIENCE", "Scene", "Trainer", "check_free"]
+__all__ = ["PATIENCE", "Scene", "Trainer", "check_free", "close_all"]
 
 PATIENCE = 20.0
 """Seconds that nothing honest takes."""
 
 SLACK = 2.0
+
+_OPEN: list[Callable[[], None]] = []
+
+
+def close_all() -> None:
+    """End the threads of every scene and trainer that was made; for the end of a test."""
+    while _OPEN:
+        _OPEN.pop()()
 
 
 class Scene:
@@ -58,6 +66,7 @@ class Scene:
         self.clock: Clock = clock or SystemClock()
         self.version = 0
         self.loop = self.next_round()
+        _OPEN.append(self.close)
 
     def next_round(self) -> RoundLoop:
         """A round that has not begun."""
@@ -125,6 +134,7 @@ class Trainer:
             handlers=[*handlers, self.records.append],
             **values,
         )
+        _OPEN.append(self.sync.close)
 
     def hand_over(self, step: int, weights: FakeWeights) -> RoundResult:
         """The result of a step at which weights are handed over."""

@@ -43,13 +43,17 @@ class CountingLock:
         return self.inner.request(owner, round, ticket_id=ticket_id)
 
     def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
-        """Both in one."""
-        self.request(ticket.owner, ticket.round, ticket_id=ticket.id)
-        return self.wait(ticket, limit)
+        """Join the queue, and wait."""
+        self._asked("enter")
+        self.inner.request(ticket.owner, ticket.round, ticket_id=ticket.id)
+        return self._wait(ticket, limit)
 
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Block until granted."""
         self._asked("wait")
+        return self._wait(ticket, limit)
+
+    def _wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         asked = time.monotonic()
         if limit:
             self.waiting.set()

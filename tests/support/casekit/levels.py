@@ -21,6 +21,8 @@ _POOL = 8
 """How many idle threads a WeightSync keeps; they come when they are first needed."""
 
 _LASTING = ("weightsync-rounds", "weightsync-observers")
+_WATCHERS = "weightsync-silence"
+"""Of these, the engines of a process keep a few that are idle, for all trainers together."""
 
 
 def eventually(ready: Callable[[], object], limit: float = 5.0) -> bool:
@@ -70,8 +72,9 @@ class Levels:
 
 
 def ours() -> list[str]:
-    """The names of this library's threads."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
+    """The names of this library's threads, those left out that a process keeps for all of its engines."""
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
+    return [name for name in names if name != _WATCHERS or names.count(_WATCHERS) > _POOL]
 
 
 def levels() -> Levels:
