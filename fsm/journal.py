@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from . import events as e
@@ -23,11 +24,15 @@ from .table import ROUND
 __all__ = ["changes", "event_from", "opening_facts", "payload", "replay"]
 
 _COMPARED = tuple(f.name for f in fields(Facts) if f.name not in ("round", "version", "cause"))
+_values = attrgetter(*_COMPARED)
 
 
 def changes(before: Facts, after: Facts) -> dict[str, Any]:
     """The facts that differ, as plain values. The cause is told by ``culprit`` and ``error`` instead."""
-    return {name: plain(new) for name in _COMPARED if (new := getattr(after, name)) != getattr(before, name)}
+    if before is after:
+        return {}
+    both = zip(_COMPARED, _values(before), _values(after), strict=True)
+    return {name: plain(new) for name, old, new in both if new is not old and new != old}
 
 
 def opening_facts(facts: Facts) -> dict[str, Any]:

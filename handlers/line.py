@@ -145,7 +145,7 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
-        why = "it was closed"
+        why = "the other end closed it"
         try:
             while self._wait() and (messages := self._frames.read()) is not None:
                 for message in messages:

@@ -116,8 +116,8 @@ class EpochFile:
 class LocalLock:
     """A ``LockKeeper`` for the threads of this process.
 
-    Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without a
-    file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
+    Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without
+    a file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
     """
 
     def __init__(

@@ -101,9 +101,10 @@ class RoundLoop:
 
     def _move(self, move: _Move) -> None:
         calls = move(self._clock.now())
-        records = self.driver.round.records(self._told)
-        self._told += len(records)
-        self._observers.tell(records)
+        if self._observers.active:
+            records = self.driver.round.records(self._told)
+            self._told += len(records)
+            self._observers.tell(records)
         for port in self._crew.ports:
             port.look()
         for call in calls:

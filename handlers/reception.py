@@ -18,6 +18,8 @@ from ..fsm.plan import Plan
 
 __all__ = ["Reception"]
 
+_MOST_SUMS = 4096  # buckets whose sums are remembered
+
 
 class Reception:
     """The receiving half of one session, from the ticket to the receipt or the error."""
@@ -87,9 +89,9 @@ class Reception:
             _name_bucket(error, frame.index)
             raise
         # What was really applied: the receipt says it, and the plan alone is no evidence.
-        for piece in self.plan.buckets[frame.index].pieces:
-            self.bytes += piece.nbytes
-            self.tensors += piece.stop == self.plan.tensors[piece.tensor].nbytes
+        tensors, octets = _sums(self.plan, frame.index)
+        self.tensors += tensors
+        self.bytes += octets
         return True
 
 
@@ -97,3 +99,18 @@ def _name_bucket(error: BaseException, bucket: int) -> None:
     """The trainer may be at another bucket by now, so the error says at which one it came up."""
     with suppress(Exception):  # an error of somebody else's, which may not take attributes
         error.bucket = bucket  # type: ignore[attr-defined]
+
+
+_known_sums: dict[tuple[str, int], tuple[int, int]] = {}
+
+
+def _sums(plan: Plan, bucket: int) -> tuple[int, int]:
+    """How many tensors a bucket completes, and its bytes. A plan is used for many rounds."""
+    key = (plan.fingerprint, bucket)
+    if key not in _known_sums:
+        if len(_known_sums) >= _MOST_SUMS:
+            _known_sums.clear()
+        pieces = plan.buckets[bucket].pieces
+        completed = sum(piece.stop == plan.tensors[piece.tensor].nbytes for piece in pieces)
+        _known_sums[key] = (completed, sum(piece.nbytes for piece in pieces))
+    return _known_sums[key]

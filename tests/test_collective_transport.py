@@ -4,6 +4,7 @@ The engines are real processes, started once for all tests; whoever kills one st
 """
 
 import dataclasses
+import random
 import socket
 import threading
 import time
@@ -547,6 +548,36 @@ class TestAborts:
         first.ask("release").result(PATIENCE)
         assert ended(first)
 
+    @pytest.mark.parametrize("engine_first", [False, True], ids=["trainer", "engine"])
+    def test_an_abort_at_any_moment_leaves_nothing(self, engine_first: bool) -> None:
+        """Whoever aborts, and whatever is just being made: nobody hangs, and nothing stays behind."""
+        weights, transport = TorchWeights.of(constants(1, 2, 3)), CollectiveTransport()
+        plan, draw = weights.plan(BUCKET), random.Random(1)
+        before = gauge()
+        for epoch in range(1, 25):
+            session, engines = Session(f"r{epoch}", epoch, epoch), [SmallEngine(name) for name in "abc"]
+            for engine in engines:
+                engine.open(session, plan)
+            run = Sending(transport, weights, plan, [SmallLink(engine) for engine in engines], session)
+            with aside() as call:
+                whole = call(run.run)
+                time.sleep(draw.random() * 0.05)
+                if engine_first:
+                    engines[epoch % 3].abort(session)
+                    time.sleep(draw.random() * 0.01)
+                with Clock() as clock:
+                    transport.abort()
+                assert clock.seconds < SOON
+                with suppress(TransportError):
+                    whole.result(PATIENCE)
+            assert eventually(lambda: all(idle(engine) for engine in engines))  # noqa: B023
+        assert eventually(lambda: gauge() == before)
+
+
+def idle(engine: SmallEngine) -> bool:
+    """Whether an engine in this process is through with its session."""
+    return engine.machine.state.name not in {"Paused", "Receiving", "Releasing"}
+
 
 class Deaf(SmallLink):
     """Joins, makes its side of the group, says that it is ready, and then does nothing at all."""
@@ -571,7 +602,7 @@ class Deaf(SmallLink):
         eventually(lambda: spoke.forming)
         group = Group(
             spoke.table, spoke.publish, name=f"{session.round}/{session.epoch}", rank=spoke.rank,
-            size=values["size"], host=spoke.host, limit=PATIENCE, ring=lambda: None,
+            size=values["size"], host=spoke.host, limit=PATIENCE, ring=lambda: None, connected=spoke.connected,
         )  # fmt: skip
         eventually(lambda: group.formed)
         spoke.ready(0)

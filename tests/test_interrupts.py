@@ -87,9 +87,7 @@ def check_usable(round: Round) -> None:
 
 
 @pytest.mark.timeout(120, method="thread")  # the timer is needed here
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # inside a collector's callback
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in the garbage collector
 def test_an_interrupt_at_any_instant_leaves_no_half_state(interrupter: Interrupter) -> None:
     """Hundreds of rounds, each interrupted somewhere: all are whole, and all go on."""
     chance, begun, interrupted, stopped_in = random.Random(0), time.monotonic(), 0, set()

@@ -5,7 +5,9 @@ The actors here receive by a transport of their own, ``given``, whose ticket say
 
 import asyncio
 import contextlib
+import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ from weightsync.fsm.errors import EngineError, EngineGone, PlanError, SetupError
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation
 from weightsync.fsm.states import EngineState
+from weightsync.handlers.line import Broken
 from weightsync.handlers.ray_engine import RayEngine
 from weightsync.handlers.threads import spawn
 from weightsync.transports.digest import digest
@@ -111,6 +114,18 @@ class Engine(weightsync.RayReceiver):
         """Know no plan any more."""
         assert self.weightsync_receiver is not None
         self.weightsync_receiver._plans.clear()
+
+    @ray.method(concurrency_group="test")
+    def hang_up(self) -> None:
+        """Break every line."""
+        assert self.weightsync_line is not None
+        for peer in list(self.weightsync_line._peers):
+            peer.shut()
+
+    @ray.method(concurrency_group="test")
+    def peers(self) -> int:
+        """How many lines there are."""
+        return len(self.weightsync_line._peers) if self.weightsync_line is not None else 0
 
     @ray.method(concurrency_group="test")
     def weights(self) -> list[float]:
@@ -211,6 +226,15 @@ def sent(value: float | None) -> Ticket:
     return Ticket("given", {"value": value})
 
 
+@pytest.fixture(params=["line", "ray"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways that words can go."""
+    name: str = request.param
+    monkeypatch.setattr(RayEngine.__init__, "__kwdefaults__", {"line": name == "line"})
+    return name
+
+
+@pytest.mark.usefixtures("way")
 class TestWords:
     def test_a_round(self, engines: dict[str, Any], kind: str) -> None:
         """Every word arrives, and the weights are there when the engine says so."""
@@ -296,6 +320,7 @@ class TestPlans:
         assert link.hello().result(SOON).state is EngineState.Serving
 
 
+@pytest.mark.usefixtures("way")
 class TestDeath:
     def test_a_dead_actor_is_gone_at_once(self) -> None:
         """What was under way fails, and so does all that is asked afterwards; the cause says why."""
@@ -307,7 +332,7 @@ class TestDeath:
         ray.kill(engine)
         with pytest.raises(EngineGone, match="engine mortal did not answer receive: The actor") as gone:
             receiving.result(SOON)
-        assert isinstance(gone.value.__cause__, ray.exceptions.RayActorError)
+        assert isinstance(gone.value.__cause__, ray.exceptions.RayActorError | Broken)
         for asked in (link.abort(mine), link.hello()):
             began = time.monotonic()
             with pytest.raises(EngineGone, match="engine mortal did not answer"):
@@ -336,6 +361,79 @@ class TestDeath:
             link.open(session(), before.incarnation, PLAN, EXPECTED, SOON).result(SOON)
         opened(link)
         ray.kill(engine)
+
+
+def connected(link: RayEngine) -> bool:
+    """Whether there is a line."""
+    return link._connected
+
+
+class TestTheLine:
+    def test_words_take_it_from_the_first_hello_on(self, engines: dict[str, Any], kind: str) -> None:
+        """Until the link is closed; what is said afterwards goes by Ray."""
+        link = RayEngine(engines[kind])
+        mine = opened(link)
+        assert connected(link)
+        assert link._line is not None
+        assert link._line._number == 1
+        link.close()
+        assert not connected(link)
+        assert link.abort(mine).result(SOON) is Answer.reverted
+        assert link.hello().result(SOON).state is EngineState.Serving
+        assert not connected(link)
+
+    def test_when_it_breaks_words_go_by_ray(self, engines: dict[str, Any], kind: str) -> None:
+        """What was under way fails, though nobody takes the engine for dead, and an open makes another one."""
+        engine, link = engines[kind], RayEngine(engines[kind])
+        mine = opened(link)
+        receiving = link.receive(mine, sent(None))
+        until = time.monotonic() + SOON
+        while not ray.get(engine.peers.remote(), timeout=SOON):
+            assert time.monotonic() < until
+        ray.get(engine.hang_up.remote(), timeout=SOON)
+        with pytest.raises(EngineError, match="did not answer receive: the line to it broke") as broken:
+            receiving.result(SOON)
+        assert not isinstance(broken.value, EngineGone)
+        assert link.abort(mine).result(SOON) is Answer.reverted
+        status = link.hello().result(SOON)
+        assert connected(link)
+        again = session()
+        ray.get(engine.hang_up.remote(), timeout=SOON)
+        while connected(link):
+            assert time.monotonic() < until
+        link.open(again, status.incarnation, PLAN, EXPECTED, SOON).result(SOON)
+        while not connected(link):
+            assert time.monotonic() < until
+        assert link.abort(again).result(SOON) is Answer.reverted
+        link.close()
+
+    def test_a_link_that_is_let_go_of_or_copied(self, engines: dict[str, Any]) -> None:
+        """Nobody has to close it; a copy in another process makes a line of its own."""
+        engine = engines["one thread"]
+        link: RayEngine | None = RayEngine(engine)
+        assert link is not None
+        link.hello().result(SOON)
+        line = link._line
+        assert line is not None
+        copy = ray.cloudpickle.loads(ray.cloudpickle.dumps(link))
+        assert (copy.id, copy._line) == (link.id, None)
+        link = None
+        until = time.monotonic() + SOON
+        while not line.over:
+            gc.collect()
+            assert time.monotonic() < until
+
+    def test_a_killed_actor_is_noticed_before_ray_does(self) -> None:
+        """Its connection closes, and its process is known to be over."""
+        engine = actor(Engine).remote(name="quick")
+        link = RayEngine(engine, id="quick")
+        receiving = link.receive(opened(link), sent(None))
+        pid = ray.get(engine.__ray_call__.remote(lambda _: os.getpid()), timeout=SOON)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineGone, match="quick did not answer receive: The actor's process has ended"):
+            receiving.result(SOON)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(engine)
 
 
 class TestATrainerThatDies:

@@ -255,9 +255,7 @@ def test_an_interrupt_is_raised_when_the_round_is_released(where: str, times: in
 
 
 @pytest.mark.timeout(120, method="thread")  # the timer is needed here
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # inside a collector's callback
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in the garbage collector
 def test_an_interrupt_at_any_instant_leaves_nothing_running(trainer: Trainer) -> None:
     """Hundreds of steps, each interrupted somewhere: the round is over by then, and the lock is free."""
     chance, begun, interrupted = random.Random(0), time.monotonic(), 0

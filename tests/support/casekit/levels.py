@@ -23,6 +23,8 @@ _POOL = 8
 _LASTING = ("weightsync-rounds", "weightsync-observers")
 _WATCHERS = "weightsync-silence"
 """Of these, the engines of a process keep a few that are idle, for all trainers together."""
+_LINES = "weightsync-line"
+"""One for each actor that is talked to, as long as its link or its lock is open."""
 
 
 def eventually(ready: Callable[[], object], limit: float = 5.0) -> bool:
@@ -43,6 +45,7 @@ class Levels:
         descriptors: how many, by kind.
         threads: names of this library's threads, without those that live as long as a WeightSync.
         pool: its threads for whatever may block, which are kept and used again.
+        lines: its threads that listen to actors.
         native: threads that Python did not start.
         children: process ids.
         segments: names and mappings in /dev/shm.
@@ -52,13 +55,18 @@ class Levels:
     descriptors: Counter[str]
     threads: tuple[str, ...]
     pool: int
+    lines: int
     native: int
     children: frozenset[int]
     segments: frozenset[str]
     sockets: frozenset[str]
 
-    def above(self, base: Levels) -> list[str]:
-        """What is more than it was, one line each."""
+    def above(self, base: Levels, lines: int) -> list[str]:
+        """What is more than it was, a line each; of threads that listen to actors, there may be ``lines``."""
+        found = self._more(base)
+        return found if self.lines <= lines else [*found, f"{self.lines} threads that listen to actors"]
+
+    def _more(self, base: Levels) -> list[str]:
         more = (self.descriptors - base.descriptors) if _alone() else Counter()
         lines = [f"{count} more {kind}" for kind, count in more.items()]
         lines += [f"thread {name}" for name in self.threads]
@@ -72,7 +80,7 @@ class Levels:
 
 
 def ours() -> list[str]:
-    """The names of this library's threads, those left out that a process keeps for all of its engines."""
+    """The names of this library's threads, without those that a process keeps for all of its engines."""
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
     return [name for name in names if name != _WATCHERS or names.count(_WATCHERS) > _POOL]
 
@@ -89,8 +97,9 @@ def levels() -> Levels:
             inodes.add(rest.strip("[]"))
     return Levels(
         descriptors=kinds,
-        threads=tuple(sorted(name for name in names if name != "weightsync" and name not in _LASTING)),
+        threads=tuple(sorted(name for name in names if name not in ("weightsync", _LINES, *_LASTING))),
         pool=names.count("weightsync"),
+        lines=names.count(_LINES),
         native=sum(1 for _ in os.scandir("/proc/self/task")) - threading.active_count(),
         children=frozenset(_children()),
         segments=frozenset(_segments()),
