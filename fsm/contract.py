@@ -134,7 +134,10 @@ class Port(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What an engine needs to receive: the transport's name and plain values for its inlet."""
+    """What an engine needs to receive: the transport's name and plain values for its inlet.
+
+    It is rank 0's. An engine of several ranks puts the number of each into ``values`` as ``rank``.
+    """
 
     transport: str
     values: Mapping[str, Any]

@@ -6,30 +6,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from ..fsm.lock import Closed, Granted, LockError, Notice, Renewed, Ticket, Waiting
 from ..fsm.tickets import Ending, Holder
 from .futures import begun
 from .line import Line
 
-__all__ = ["WORDS", "answered", "asked", "carrier"]
+__all__ = ["WORDS", "Keeper", "answered", "asked", "carrier"]
 
 WORDS = frozenset({"enter", "wait", "renew", "release", "cancel"})
 """What can be said over the line."""
 
 
-def carrier(keeper: object, loop: asyncio.AbstractEventLoop) -> Callable[[list[Any]], object]:
-    """What carries words out on the keeper's event loop, and waits for them on a thread of the line's."""
+class Keeper(Protocol):
+    """What the keeper does at once, on any thread, and what it does on its event loop."""
+
+    def granted(self, ticket: Ticket, *, join: bool) -> Granted | None:
+        """The grant, if nothing has to be waited for."""
+
+    def renewed(self, ticket: Ticket, epoch: int) -> Notice:
+        """Count the lease anew."""
+
+    def released(self, ticket: Ticket, epoch: int) -> Notice:
+        """Give the lock back."""
+
+    def cancelled(self, ticket: Ticket) -> Notice:
+        """Give up a request."""
+
+    async def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
+        """Answer when the lock is this ticket's, or after ``limit`` seconds."""
+
+
+def carrier(keeper: Keeper, loop: asyncio.AbstractEventLoop) -> Callable[[list[Any]], object]:
+    """What carries words out, on a thread of the line's. Only what waits goes to the keeper's event loop."""
 
     def carry_out(said: list[Any]) -> object:
-        word, ticket, owner, round, *rest = said
-        if word not in WORDS:
-            raise LockError(f"the keeper of a lock knows no word {word!r}; update its weightsync")
-        doing: Coroutine[Any, Any, Notice] = getattr(keeper, word)(Ticket(ticket, owner, round), *rest)
-        return _told(asyncio.run_coroutine_threadsafe(doing, loop).result())
+        word, name, owner, round, *rest = said
+        ticket = Ticket(name, owner, round)
+        match word:
+            case "enter" | "wait":
+                granted: Granted | Waiting | None = keeper.granted(ticket, join=word == "enter")
+                if granted is None:
+                    granted = asyncio.run_coroutine_threadsafe(keeper.wait(ticket, *rest), loop).result()
+                return _told(granted)
+            case "renew":
+                return _told(keeper.renewed(ticket, *rest))
+            case "release":
+                return _told(keeper.released(ticket, *rest))
+            case "cancel":
+                return _told(keeper.cancelled(ticket))
+        raise LockError(f"the keeper of a lock knows no word {word!r}; update its weightsync")
 
     return carry_out
 

@@ -1,9 +1,5 @@
 """The lock kept by a Ray actor, for trainers in several processes or on several hosts.
 
-``LockActor`` is the keeper: a ``LockBook`` on an event loop. Its methods never wait for anything but each
-other, the disk and time, and only one of them runs at a moment, so the book needs no further lock. Waiters
-are woken by what happens, and by the next lease in the book that runs out; nothing polls.
-
 ``RayLock`` is how a trainer's thread talks to it. All trainers that use one name share one keeper, which is
 made by whoever comes first and outlives its trainer; other names are other locks. A wait is cut into
 questions of a third of a lease, so that a trainer that dies while it waits is soon taken for dead. On the
@@ -18,15 +14,11 @@ read wherever the keeper may be started, or else the clock: then epochs begin at
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
-import math
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,144 +29,19 @@ from ..fsm.lock import (
     DEFAULT_LEASE,
     Closed,
     Granted,
-    LockBook,
     LockError,
     LockStatus,
-    Notice,
     Renewed,
     Ticket,
-    TicketClosed,
     Waiting,
-    answer_to,
 )
 from .line import Broken, Kept, Line, connect
-from .line_server import LineServer
-from .lock import EpochFile, clock_epoch
-from .lock_line import WORDS, answered, asked, carrier
+from .lock_actor import LockActor
+from .lock_line import WORDS, answered, asked
 
-__all__ = ["LockActor", "RayLock"]
+__all__ = ["RayLock"]
 
-_LOGGER = logging.getLogger("weightsync")
 _NAMESPACE = "weightsync"
-_Move = Callable[[LockBook, float], tuple[LockBook, tuple[Notice, ...]]]
-
-
-class LockActor:
-    """The keeper. Made by ``RayLock``; everything runs on one event loop."""
-
-    def __init__(self, lease: float, path: str | None) -> None:
-        self._epochs = None if path is None else EpochFile(path)
-        self._claimed = path is None
-        # A file is read by whoever first wants the lock, who is then told if it cannot be. Until then the
-        # book is at its ceiling, and grants nothing.
-        epoch = clock_epoch() if path is None else 0
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        not_before = time.monotonic() + lease if restarted else -math.inf
-        book = LockBook.restore(epoch, lease=lease, not_before=not_before)
-        self._book = book if path is None else replace(book, ceiling=epoch)
-        self._disk = asyncio.Lock()
-        self._news = asyncio.Event()
-        self._line: LineServer | None = None
-
-    async def line(self) -> list[Any] | None:
-        """Where trainers on this host find the line."""
-        if self._line is None:
-            try:
-                self._line = LineServer(carrier(self, asyncio.get_running_loop()))
-            except OSError as error:
-                _LOGGER.debug("line: there can be none here, questions come by Ray: %s", error)
-                return None
-        return self._line.offer
-
-    async def outcome(self, token: str) -> Any:
-        """What a question over the line came to, if that cannot be told there."""
-        if self._line is None:
-            raise LockError("nothing was asked over a line here")
-        return self._line.outcome(token)
-
-    async def lease(self) -> float:
-        """Seconds for which a grant is good without a renewal."""
-        return self._book.lease
-
-    async def request(self, ticket: Ticket) -> None:
-        """Join the queue."""
-        self._move(lambda book, now: book.request(ticket, now))
-
-    async def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
-        """Join the queue, and wait."""
-        await self.request(ticket)
-        return await self.wait(ticket, limit)
-
-    async def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
-        """Answer when the lock is this ticket's, or after ``limit`` seconds."""
-        asked = time.monotonic()
-        while True:
-            # Read before the book reads it: what is counted twice would end the holder's lease too late.
-            waited = time.monotonic() - asked
-            answer = self._ask(ticket, lambda book, now: book.poll(ticket.id, now))
-            if isinstance(answer, Granted):
-                return replace(answer, waited=waited)
-            if isinstance(answer, Closed):
-                raise TicketClosed(f"{ticket} is {answer.how.value} and will not be granted; request anew")
-            if self._book.exhausted():
-                await self._reserve()
-            elif waited < limit:
-                await self._something(limit - waited)
-            else:
-                assert isinstance(answer, Waiting)
-                return answer
-
-    async def renew(self, ticket: Ticket, epoch: int) -> Notice:
-        """Count the lease anew."""
-        return self._ask(ticket, lambda book, now: book.renew(ticket.id, epoch, now))
-
-    async def release(self, ticket: Ticket, epoch: int) -> Notice:
-        """Give the lock back."""
-        return self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
-
-    async def cancel(self, ticket: Ticket) -> Notice:
-        """Give up a request."""
-        return answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
-
-    async def status(self) -> LockStatus:
-        """Who holds the lock and who waits."""
-        self._move(LockBook.expire)
-        return self._book.status(time.monotonic())
-
-    # -- inside ----------------------------------------------------------------------------------------
-
-    def _ask(self, ticket: Ticket, move: _Move) -> Notice:
-        # What time brings stays, even if the move itself is refused.
-        self._move(LockBook.expire)
-        self._book.recognise(ticket)
-        return answer_to(ticket.id, self._move(move))
-
-    def _move(self, move: _Move) -> tuple[Notice, ...]:
-        self._book, notices = move(self._book, time.monotonic())
-        if any(isinstance(notice, Granted | Closed) for notice in notices):
-            self._news.set()
-            self._news = asyncio.Event()
-        return notices
-
-    async def _something(self, limit: float) -> None:
-        """Wait until something happens, or the next lease in the book is over."""
-        expiry = self._book.next_expiry()
-        pause = limit if expiry is None else min(limit, max(0.0, expiry - time.monotonic()))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), pause)
-
-    async def _reserve(self) -> None:
-        """Have the next epoch in the file. The loop goes on meanwhile, with renewals and releases."""
-        async with self._disk:
-            if self._epochs is None or not self._book.exhausted():
-                return
-            if not self._claimed:
-                epoch = await asyncio.to_thread(self._epochs.claim)
-                self._book = replace(self._book, epoch=epoch, ceiling=epoch)
-                self._claimed = True
-            epoch = self._book.epoch + 1
-            await asyncio.to_thread(self._epochs.reserve, epoch)
-            self._book = replace(self._book, ceiling=epoch)
 
 
 class RayLock:
@@ -215,9 +82,14 @@ class RayLock:
 
     def enter(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Join the queue and wait, in one question to the keeper."""
+        began = time.monotonic()
+        self._known()  # a keeper that starts only now takes its time, which is not the lease's
+        before = time.monotonic() - began
         stand = max(0.0, min(limit, self._lease / 3))
         answer = self._ask("enter", ticket, stand, limit=stand)
-        assert isinstance(answer, Granted | Waiting)
+        if isinstance(answer, Granted):
+            return replace(answer, waited=before + answer.waited)
+        assert isinstance(answer, Waiting)
         return answer
 
     def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
@@ -260,10 +132,16 @@ class RayLock:
         assert isinstance(answer, LockStatus)
         return answer
 
+    def close(self) -> None:
+        """Close the connection to the keeper. Whoever asks again gets another one."""
+        with self._first:
+            self._keeper, line, self._line = None, self._line, None
+        if line is not None:
+            line.close()
+
     def retire(self) -> None:
         """End the keeper, for everybody who uses this lock; it lasts as long as the cluster otherwise."""
-        with self._first:
-            self._keeper = None
+        self.close()
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(self._actor, namespace=_NAMESPACE))
 

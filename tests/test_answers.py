@@ -176,6 +176,21 @@ def test_a_publication_that_is_unsure_is_asked_for(published: bool) -> None:
         assert (cause.trigger, cause.error) == ("PublishFailed", error)
 
 
+def test_a_publication_that_the_ledger_refuses_is_none() -> None:
+    """It is an answer, so nobody asks again; who committed serves what it holds, unpublished."""
+    desk, refusal = Desk(engines=1), LedgerError("a later round has published")
+    desk.cleaning()
+    desk.done("bind()")
+    desk.done("commit(e0)")
+    assert desk.done("publish()", error=refusal) == ["transport_abort()"]
+    facts = desk.round.facts
+    assert facts.cause is not None
+    assert (facts.cause.trigger, facts.cause.error) == ("PublishFailed", refusal)
+    assert facts.publication is Publication.no
+    assert desk.done("transport_abort()") == ["resume(e0)"]
+    assert facts.disposition(E0) is Disposition.serving_new
+
+
 @pytest.mark.parametrize("late", [None, LedgerError("stale"), OSError("net")])
 def test_the_first_answer_of_the_ledger_counts(late: Exception | None) -> None:
     """It was asked in Failed and has answered; what the publication itself says then is nothing new."""

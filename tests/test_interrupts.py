@@ -39,7 +39,7 @@ STORY: tuple[e.Event, ...] = (
 )
 """A round that goes wrong and ends, without anybody else's help."""
 
-WANTED, ENOUGH, MOST_SECONDS = 500, 50, 6.0
+WANTED, ENOUGH, MOST_SECONDS = 500, 50, 4.0
 
 
 @pytest.fixture

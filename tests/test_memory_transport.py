@@ -287,6 +287,20 @@ class TestSharing:
         transport.abort()
         assert transport._spare is None
 
+    def test_a_buffer_that_somebody_holds_does_not_serve_the_next_round(self) -> None:
+        """A fenced engine is still in it when the others are through: the next round takes fresh memory."""
+        pause = Pause(0)
+        stuck, good, transport = SmallEngine("stuck", fault=pause), SmallEngine("good"), MemoryTransport()
+        run = sending(transport, TorchWeights.of(constants(1)), stuck, good, quorum=1)
+        run.open()
+        run.broadcast()
+        assert pause.reached.wait(PATIENCE)
+        run.port("collect").fence(Participant("stuck"))
+        assert list(run.collect().receipts) == ["good"]
+        transport.clean()
+        assert transport._spare is None
+        pause.going.set()
+
     def test_nothing_of_the_weights_is_kept(self) -> None:
         """When the round is over the transport holds no tensor of the trainer."""
         transport, tensor = MemoryTransport(), torch.rand(64)
@@ -548,6 +562,22 @@ class TestOrder:
         run.port("open").close()
         run.open()
         assert not memory._endpoints
+
+    def test_an_abort_beside_open_leaves_nothing(self) -> None:
+        """The round moves on while its endpoints are being made: they go again, though no abort comes."""
+        weights, engine = TorchWeights.of(constants(1)), SmallEngine("a")
+        run = sending(MemoryTransport(), weights, engine)
+
+        class Closing(SmallLink):
+            def receive(self, session: Session, ticket: Ticket) -> Future[tuple[Receipt, ...]]:
+                run.transport.abort()  # which finds nothing of this round later than this
+                run.port("open").close()
+                return super().receive(session, ticket)
+
+        run.links = [Closing(engine), SmallLink(SmallEngine("never asked"))]
+        run.open()
+        assert not memory._endpoints
+        assert eventually(lambda: engine.machine.state.name == "Serving")
 
     def test_phases_after_an_abort_return(self) -> None:
         """What is called too late, with a port that is closed, does nothing."""

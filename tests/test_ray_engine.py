@@ -383,7 +383,7 @@ class TestTheLine:
         assert not connected(link)
 
     def test_when_it_breaks_words_go_by_ray(self, engines: dict[str, Any], kind: str) -> None:
-        """What was under way fails, though nobody takes the engine for dead, and an open makes another one."""
+        """What was under way fails, though nobody takes the engine for dead, and an open makes another."""
         engine, link = engines[kind], RayEngine(engines[kind])
         mine = opened(link)
         receiving = link.receive(mine, sent(None))

@@ -26,7 +26,7 @@ from .octets import dtype_name, flat, read
 
 __all__ = ["digest", "digest_of"]
 
-_NOTHING = xxhash.xxh3_128_hexdigest(b"")
+_NOTHING = xxhash.xxh3_128_hexdigest(b"").encode("ascii")
 _CHUNK = 4 << 20
 """Bytes of scratch memory for tensors that have to be copied to be read in order."""
 
@@ -42,14 +42,13 @@ def digest(plan: Plan, tensors: Mapping[str, Any], /) -> str:
 
 def digest_of(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> str:
     """The same, by descriptions alone: content has no buckets."""
-    whole = xxhash.xxh3_128()
+    lines: list[bytes] = []
     for spec in specs:
         tensor = tensors.get(spec.name)
         if not isinstance(tensor, torch.Tensor):
             raise PlanError(f"tensor {spec.name!r} is in the plan, but there is none to digest")
-        whole.update(_head(spec.name, tensor.dtype, tuple(tensor.shape)))
-        whole.update(_content(tensor).encode("ascii") + b'"]\n')
-    return whole.hexdigest()
+        lines += (_head(spec.name, tensor.dtype, tensor.shape), _content(tensor), b'"]\n')
+    return xxhash.xxh3_128_hexdigest(b"".join(lines))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -59,12 +58,12 @@ def _head(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode("ascii").removesuffix(b'"]')
 
 
-def _content(tensor: torch.Tensor) -> str:
+def _content(tensor: torch.Tensor) -> bytes:
     if tensor.numel() == 0:
         return _NOTHING
     octets = flat(tensor)
     if octets is not None:
-        return xxhash.xxh3_128_hexdigest(octets.data)
+        return xxhash.xxh3_128_hexdigest(octets.data).encode("ascii")
     total = tensor.numel() * tensor.element_size()
     scratch = np.empty(min(total, _CHUNK), dtype=np.uint8)
     content = xxhash.xxh3_128()
@@ -72,4 +71,4 @@ def _content(tensor: torch.Tensor) -> str:
         part = scratch[: min(total - start, _CHUNK)]
         read(tensor, start, start + part.size, part)
         content.update(part.data)
-    return content.hexdigest()
+    return content.hexdigest().encode("ascii")

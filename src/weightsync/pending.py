@@ -17,6 +17,9 @@ from .handlers.loop import RoundLoop
 
 __all__ = ["Pending"]
 
+_GLANCE = 0.5
+"""Seconds. Nobody waits longer for it; only an interrupt may be noticed so late."""
+
 
 class Pending:
     """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
@@ -57,8 +60,7 @@ class Pending:
             KeyboardInterrupt: raised again, after the round is Released.
         """
         try:
-            with self._under_way:
-                pass
+            self._hold()
         except BaseException as error:
             self.stop_and_wait(error)
             raise
@@ -97,10 +99,15 @@ class Pending:
         while not self.done:
             try:
                 self.cancel(error)
-                with self._under_way:
-                    pass
+                self._hold()
             except BaseException:  # noqa: BLE001, S112 - the first interrupt is raised by the caller
                 continue
+
+    def _hold(self) -> None:
+        """Until the round is over; with glances, because a signal just before a wait does not end it."""
+        while not self.done:
+            if self._under_way.acquire(timeout=_GLANCE):
+                self._under_way.release()
 
     def _when_over(self, wake: Callable[[], object]) -> None:
         with self._lock:

@@ -165,6 +165,9 @@ class WeightSync:
         self._transport.close()
         for link in self._books.links.values():
             link.close()
+        close = getattr(self._lock, "close", None)  # of a connection; who goes on to use it gets another one
+        if close is not None:
+            close()
         self._observers.close()
         self._workers.close()
         self._ended = True

@@ -171,10 +171,10 @@ class AsyncTrainer:
         links = [RayEngine(actor, id=name) for name, actor in zip(names, actors, strict=True)]
         self.sync = WeightSync(links, "collective", policy=quick(deadline=20.0), lock=lock)
 
-    async def step(self, number: int) -> tuple[bool, int]:
-        """One round."""
+    async def step(self, number: int) -> str:
+        """One round, in words."""
         result: RoundResult = await self.sync.round(number, state(number))
-        return result.ok, result.version
+        return f"version {result.version}" if result.ok else result.summary()
 
     async def status(self) -> int | None:
         """What is asked meanwhile."""

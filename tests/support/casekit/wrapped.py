@@ -29,6 +29,11 @@ class Tripwire:
         self._skip = skip
 
     @property
+    def armed(self) -> bool:
+        """Whether something has not gone off."""
+        return bool(self._armed)
+
+    @property
     def name(self) -> str:
         """As the engines know it."""
         return self._inner.name
