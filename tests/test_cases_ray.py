@@ -235,6 +235,19 @@ def test_a6_the_keeper_of_the_lock_dies(ray_cluster: None) -> None:
         lock.retire()
 
 
+def test_a2_the_start_of_a_keeper_is_not_at_the_cost_of_the_lease(ray_cluster: None) -> None:
+    """The first to ask waits until there is a keeper, and then holds the lock for all of a lease."""
+    lock, ticket = RayLock(f"case-{uuid.uuid4().hex[:8]}", lease=1.0), Ticket(uuid.uuid4().hex, "a", "r")
+    try:
+        asked = time.monotonic()
+        answer = lock.enter(ticket, 0.0)
+        now = time.monotonic()
+        assert isinstance(answer, Granted)
+        assert answer.end(asked) - now > 0.5, f"{answer.end(asked) - now:.2f} s of it are left"
+    finally:
+        lock.retire()
+
+
 def test_b42_a_an_async_actor_answers_while_a_round_runs(engines: list[InActor]) -> None:
     """verl-project/verl#6052, ray-project/ray#44454: the loop is not blocked, and Ray has nothing to say."""
     lock = f"case-{uuid.uuid4().hex[:8]}"

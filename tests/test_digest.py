@@ -11,7 +11,7 @@ from weightsync.fsm.plan import Plan, Tie, make_plan, spec
 from weightsync.transports.digest import digest
 
 
-def planned(tensors: dict[str, torch.Tensor], bucket_bytes: int = 64) -> Plan:
+def planned(tensors: dict[str, torch.Tensor], bucket_bytes: int = 1 << 20) -> Plan:
     """The plan for some tensors."""
     specs = [spec(name, str(each.dtype).removeprefix("torch."), each.shape) for name, each in tensors.items()]
     return make_plan(specs, bucket_bytes=bucket_bytes)

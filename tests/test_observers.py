@@ -111,7 +111,7 @@ def test_observers_have_a_thread_of_their_own_if_there_are_any() -> None:
     nobody = Observers()
     nobody.tell([record(0)])
     assert nobody.flush(0.0)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     threads: list[threading.Thread] = []
     observers = Observers([lambda _: threads.append(threading.current_thread())])
     observers.tell([record(0)])

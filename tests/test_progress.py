@@ -102,7 +102,7 @@ def test_a_bar_of_its_own_is_made_when_it_is_needed(capsys: pytest.CaptureFixtur
     assert not capsys.readouterr().err
     for record in [*good, *good]:
         progress(record)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     progress.close()
     progress.close()
     assert "weights handed over: 2 rounds" in capsys.readouterr().err

@@ -19,6 +19,8 @@ Facts about gloo that shape the rest:
 * A send that begins at the very moment when its connection closes may miss that, and hang until the limit.
   So an operation under way gets a moment to finish by itself first, and nobody ever waits for one that hangs:
   a thread of its own destroys the group then.
+* Its sockets pass on to processes that are started meanwhile, which then keep them open. That a rank died is
+  therefore told by its connection to the hub, which is not inherited.
 * After any error the group is useless, for every rank. The next round makes a new one.
 """
 

@@ -72,8 +72,11 @@ def _boxes_beside(
     if not octets.size:
         return
     grain = math.gcd(8, tensor.element_size(), start, stop, octets.ctypes.data)
-    # One more dimension of step 1: this views every tensor as smaller words, whatever its strides.
-    words = tensor.detach().unsqueeze(-1).view(_WORDS[grain])
+    bits = tensor.detach()
+    if grain < tensor.element_size() or not tensor.dim():
+        # One more dimension, of step 1: so every tensor can be viewed as smaller words, whatever its strides.
+        bits = bits.unsqueeze(-1)
+    words = bits.view(_WORDS[grain])
     line = torch.from_numpy(octets).view(_WORDS[grain])
     for box, place in _boxes(words, start // grain, stop // grain):
         yield box, line[place : place + box.numel()].view(box.shape)
