@@ -90,7 +90,7 @@ class CollectiveTransport:
                     round.receptions.start(engine, link, tickets[engine], port)
             if plan.largest:
                 round.make_group(plan, port)
-        if port.closed:
+        if port.closed or round.ended:
             round.end("the round is over")  # the abort may have come before there was anything to abort
 
     def broadcast(self, plan: Plan, weights: Weights, port: Port) -> None:

@@ -150,7 +150,7 @@ class MemoryTransport:
                 ticket = round.admit(engine, port.session, plan.fingerprint)
                 round.receptions.start(engine, link, ticket, port)
             round.receptions.look(port)
-        if port.closed:
+        if port.closed or round.ended:
             round.end(_OVER)  # the abort may have come before there was anything to abort
 
     def broadcast(self, plan: Plan, weights: Weights, port: Port) -> None:

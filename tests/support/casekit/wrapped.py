@@ -28,10 +28,11 @@ class Tripwire:
         self._armed[method, when] = action
         self._skip = skip
 
-    @property
-    def armed(self) -> bool:
-        """Whether something has not gone off."""
-        return bool(self._armed)
+    def disarm(self) -> bool:
+        """Nothing more goes wrong. Whether something had not gone off."""
+        armed = bool(self._armed)
+        self._armed.clear()
+        return armed
 
     @property
     def name(self) -> str:
