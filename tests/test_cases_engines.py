@@ -43,7 +43,8 @@ class TestB05:
         with Bench(threads("e0", "e1", stages=stages), MemoryTransport(checked=True)) as bench:
             bench.works()
             bench.engines["e1"].script.always("apply", Sleep(0.1))  # type: ignore[attr-defined]
-            result = bench.run(state(7)).require()
+            result = bench.run(state(7))
+            assert result.ok, result.summary()
             for name, look in bench.looks().items():
                 assert look.version == result.version
                 assert same(look.tensors, state(7)), f"{name} holds something else"
@@ -63,7 +64,8 @@ class TestB05:
             slow[1].arm("apply", Sleep(0.2), len(NAMES) - 1)
             slow[1].arm("commit", Sleep(0.2))
             bench.keeper.before["release"] = look
-            bench.run(state(7)).require()
+            result = bench.run(state(7))
+            assert result.ok, result.summary()
             assert at_release == [True, True]
 
     @TRANSPORTS
