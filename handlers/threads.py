@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["spawn"]
+__all__ = ["settle", "spawn"]
 
 T = TypeVar("T")
 
@@ -21,14 +21,16 @@ def spawn(name: str, work: Callable[..., T], *args: Any) -> Future[T]:
     future: Future[T] = Future()
     # From here on it cannot be cancelled: whoever gave up on it must not take it for not started.
     future.set_running_or_notify_cancel()
-    threading.Thread(target=_run, args=(future, work, args), name=name, daemon=True).start()
+    threading.Thread(target=settle, args=(future, work, args), name=name, daemon=True).start()
     return future
 
 
-def _run(future: Future[T], work: Callable[..., T], args: tuple[Any, ...]) -> None:
+def settle(future: Future[T], work: Callable[..., T], args: tuple[Any, ...]) -> None:
+    """Do ``work(*args)`` on this thread; the future, which is running, gets what it returns or raises."""
     try:
         value = work(*args)
     except BaseException as error:  # noqa: BLE001 - whoever waits for the future decides what it means
         future.set_exception(error)
+        del future, work, args  # the error's traceback keeps this frame, which would keep what they hold
     else:
         future.set_result(value)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from .threads import settle
+
 __all__ = ["Workers"]
 
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
@@ -71,12 +73,7 @@ class Workers:
 
 
 def _run(future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        value = work(*args)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever asked
-        future.set_exception(error)
-        del future, work, args  # the error's traceback keeps this frame, which would keep what they hold
-    else:
-        future.set_result(value)
+    """Do a job, unless whoever asked for it has cancelled it."""
+    if future.set_running_or_notify_cancel():
+        settle(future, work, args)
+    del future, work, args  # an error keeps the frames it came through, and with them what they hold

@@ -7,7 +7,6 @@ interpreter import them.
 
 import ast
 import graphlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -268,7 +267,6 @@ print([name for name in {COSTLY} if name in sys.modules])
     assert run(code, tmp_path) == "[]"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("weightsync.cli") is None, reason="there is no command line yet")
 def test_asking_for_help_loads_nothing_costly(tmp_path: Path) -> None:
     """The command line answers at once; a subcommand loads what it needs when it runs."""
     code = f"""
