@@ -2,7 +2,9 @@
 
 One thread takes connections. Each of them is read by one thread at a time: the one that got a word carries it
 out, after it has handed the reading on to another of a pool that grows. So a word is begun by the very thread
-that it woke, and yet never waits for one that is stuck. Answers carry the word's number.
+that it woke, and yet never waits for one that is stuck. Where words are *prompt*, which means that none of
+them ever waits, it reads on by itself; what would have to wait is a future then, and answered when that is
+done. Answers carry the word's number.
 
 An answer that is no plain value, above all an error, stays here under a token; who wants it asks for it
 through Ray, which knows how to carry an exception.
@@ -27,6 +29,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, final
 
@@ -68,14 +71,15 @@ class LineServer:
     """Listens to trainers.
 
     Args:
-        carry_out: carries out one word; from any thread, beside others.
+        carry_out: carries out one word; from any thread, beside others. It may hand back a future.
+        prompt: whether it never waits.
 
     Raises:
         OSError: there can be no socket here.
     """
 
-    def __init__(self, carry_out: Callable[[list[Any]], object]) -> None:
-        self._carry_out = carry_out
+    def __init__(self, carry_out: Callable[[list[Any]], object], *, prompt: bool = False) -> None:
+        self._carry_out, self._prompt = carry_out, prompt
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._peers: set[_Peer] = set()
@@ -178,19 +182,29 @@ class LineServer:
 
     def _listen_to(self, peer: _Peer, frames: Frames) -> None:
         """Wait for words. The last of them is carried out here, by the thread that is awake."""
-        try:
-            while not (messages := frames.read()):
-                if messages is None:
-                    self._part(peer, "it was closed")
-                    return
-            words = [_word(message) for message in messages]
-        except OSError as error:
-            self._part(peer, error)
+        while words := self._heard(peer, frames):
+            if not self._prompt:
+                break
+            for number, said in words:
+                self._answer(peer, number, said)
+        else:
             return
         for number, said in words[:-1]:
             self._hand_on(peer, self._answer, peer, number, said)
         self._hand_on(peer, self._listen_to, peer, frames)
         self._answer(peer, *words[-1])
+
+    def _heard(self, peer: _Peer, frames: Frames) -> list[tuple[int, list[Any]]]:
+        """The next words, at least one; none when the connection is over."""
+        try:
+            while not (messages := frames.read()):
+                if messages is None:
+                    self._part(peer, "it was closed")
+                    return []
+            return [_word(message) for message in messages]
+        except OSError as error:
+            self._part(peer, error)
+            return []
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -198,14 +212,30 @@ class LineServer:
         try:
             value = self._carry_out(said)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever said the word
-            traceback.clear_frames(error.__traceback__)  # which may keep views of what came
-            reply = self._kept_reply(number, ok=False, found=error)
+            reply = self._refusal(number, error)
         else:
-            try:
-                reply = encoded([number, True, value])
-            except NotPlain:
-                reply = self._kept_reply(number, ok=True, found=value)
+            if isinstance(value, Future):  # completed on a thread that has to wait for nobody
+                value.add_done_callback(lambda done: self._hand_on(peer, self._late, peer, number, done))
+                return
+            reply = self._reply(number, value)
         peer.send(reply)
+
+    def _late(self, peer: _Peer, number: int, late: Future[Any]) -> None:
+        try:
+            reply = self._reply(number, late.result())
+        except BaseException as error:  # noqa: BLE001 - as above
+            reply = self._refusal(number, error)
+        peer.send(reply)
+
+    def _reply(self, number: int, value: object) -> bytes:
+        try:
+            return encoded([number, True, value])
+        except NotPlain:
+            return self._kept_reply(number, ok=True, found=value)
+
+    def _refusal(self, number: int, error: BaseException) -> bytes:
+        traceback.clear_frames(error.__traceback__)  # which may keep views of what came
+        return self._kept_reply(number, ok=False, found=error)
 
     def _kept_reply(self, number: int, *, ok: bool, found: object) -> bytes:
         token = secrets.token_hex(16)

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,7 @@ class LockActor:
         self._book = book if path is None else replace(book, ceiling=epoch)
         self._disk = asyncio.Lock()
         self._news = asyncio.Event()
+        self._waiters = 0
         self._turn = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: LineServer | None = None
@@ -65,7 +66,7 @@ class LockActor:
         if self._line is None:
             try:
                 self._loop = asyncio.get_running_loop()
-                self._line = LineServer(carrier(self, self._loop))
+                self._line = LineServer(carrier(self, self._loop), prompt=True)
             except OSError as error:
                 _LOGGER.debug("line: there can be none here, questions come by Ray: %s", error)
                 return None
@@ -92,6 +93,10 @@ class LockActor:
 
     async def wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         """Answer when the lock is this ticket's, or after ``limit`` seconds."""
+        with self._awaited():
+            return await self._wait(ticket, limit)
+
+    async def _wait(self, ticket: Ticket, limit: float) -> Granted | Waiting:
         asked = time.monotonic()
         while True:
             # Read before the book reads it: what is counted twice would end the holder's lease too late.
@@ -159,12 +164,26 @@ class LockActor:
     def _move(self, move: _Move) -> tuple[Notice, ...]:
         with self._turn:
             self._book, notices = move(self._book, time.monotonic())
-        if any(isinstance(notice, Granted | Closed) for notice in notices):
-            if self._loop is None:  # everything is on it
-                self._ring()
-            else:  # it comes after whatever the loop is doing, so nobody who has looked misses it
-                self._loop.call_soon_threadsafe(self._ring)
+            # Who comes to wait after this will look at the book as it is now.
+            ring = self._waiters and any(isinstance(notice, Granted | Closed) for notice in notices)
+        if not ring:
+            return notices
+        if self._loop is None:  # everything is on it
+            self._ring()
+        else:  # it comes after whatever the loop is doing, so nobody who has looked misses it
+            self._loop.call_soon_threadsafe(self._ring)
         return notices
+
+    @contextlib.contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Somebody waits for news, from before the first look on."""
+        with self._turn:
+            self._waiters += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._waiters -= 1
 
     def _ring(self) -> None:
         self._news.set()

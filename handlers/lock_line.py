@@ -41,16 +41,22 @@ class Keeper(Protocol):
 
 
 def carrier(keeper: Keeper, loop: asyncio.AbstractEventLoop) -> Callable[[list[Any]], object]:
-    """What carries words out, on a thread of the line's. Only what waits goes to the keeper's event loop."""
+    """What carries words out, on a thread of the line's. What has to wait does so on the keeper's event loop.
+
+    Nothing here waits: for an answer that takes time, a future is handed back.
+    """
+
+    async def in_time(ticket: Ticket, limit: float) -> list[Any]:
+        return _told(await keeper.wait(ticket, limit))
 
     def carry_out(said: list[Any]) -> object:
         word, name, owner, round, *rest = said
         ticket = Ticket(name, owner, round)
         match word:
             case "enter" | "wait":
-                granted: Granted | Waiting | None = keeper.granted(ticket, join=word == "enter")
+                granted = keeper.granted(ticket, join=word == "enter")
                 if granted is None:
-                    granted = asyncio.run_coroutine_threadsafe(keeper.wait(ticket, *rest), loop).result()
+                    return asyncio.run_coroutine_threadsafe(in_time(ticket, *rest), loop)
                 return _told(granted)
             case "renew":
                 return _told(keeper.renewed(ticket, *rest))
