@@ -87,13 +87,13 @@ class Mismatch:
 
 def spec(name: str, dtype: str, shape: Iterable[int]) -> TensorSpec:
     """Describe a tensor; the bytes are worked out."""
-    return _spec(name, dtype, tuple(shape))
+    return _spec(name, dtype, shape if isinstance(shape, tuple) else tuple(shape))
 
 
 @lru_cache(maxsize=1 << 16)
 def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     """A model is described anew in every round, and the description is the same."""
-    return TensorSpec(name, dtype, shape, math.prod(shape) * _itemsize(name, dtype))
+    return TensorSpec(name, dtype, tuple(shape), math.prod(shape) * _itemsize(name, dtype))
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -118,11 +118,15 @@ class StagingSink(_Live):
 
     def commit(self, plan: Plan) -> None:
         """Copy the staged tensors over the live ones."""
-        copies = self._copies(plan)
+        tensors = self._tensors()
         with torch.inference_mode():  # the only mode in which tensors made in it can be written, too
-            for name, staged in self._staged.items():
-                for live in copies[name]:
-                    live.copy_(staged)
+            for name, of in self._names(plan).items():
+                live = tensors.get(name)
+                if live is None or 0 in live.shape:
+                    continue  # it goes by another name, or there is nothing to copy
+                if name != of and of in tensors and _place(live) == _place(tensors[of]):
+                    continue  # the engine ties them, too
+                live.copy_(self._staged[of])
 
     def release(self) -> None:
         """Give the memory of the staged tensors back. Only while no session is open."""

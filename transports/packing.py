@@ -29,9 +29,10 @@ def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, torch.Tensor], buffer
         PlanError: a tensor is missing, or is no longer what the plan says.
     """
     for piece in bucket.pieces:
+        if piece.start == piece.stop:
+            continue  # a tensor without elements, which the digest vouches for
         tensor = _fitting(plan.tensors[piece.tensor], tensors)
-        if piece.nbytes:
-            read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
+        read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
 
 
 def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
@@ -50,11 +51,12 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
     if octets.size != planned.nbytes:
         raise TransportError(f"bucket {bucket.index} arrived with {octets.size} bytes, not {planned.nbytes}")
     for piece in planned.pieces:
+        if piece.start == piece.stop:
+            continue
         spec = plan.tensors[piece.tensor]
         tensor = _fitting(spec, into)
         _check_writable(spec.name, tensor)
-        if piece.nbytes:
-            write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
+        write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
 
 
 def _octets(data: Any) -> Octets:

@@ -23,6 +23,10 @@ __all__ = ["deferred", "pairs"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_REAL = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+     torch.int8, torch.uint8, torch.bool}
+)  # fmt: skip
 
 
 def deferred(source: Any) -> bool:
@@ -48,7 +52,10 @@ def pairs(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if name in seen:
             raise PlanError(f"two tensors are named {name!r}; each name may come once")
         seen.add(name)
-        yield name, _sendable(name, tensor)
+        if not _is_plain(tensor):
+            tensor = _sendable(name, tensor)
+        # To detach is a third of the cost of reading a small tensor; most have no gradient to leave out.
+        yield name, tensor.detach() if tensor.requires_grad else tensor
 
 
 def _items(source: Any) -> Iterable[Any]:
@@ -76,11 +83,7 @@ def _named(number: int, item: Any) -> tuple[str, Any]:
 
 
 def _sendable(name: str, tensor: Any) -> torch.Tensor:
-    """``tensor`` as one that has bytes in memory."""
-    if _is_plain(tensor):
-        # To detach is a third of the cost of reading a small tensor, and most have no gradient to leave out.
-        plain: torch.Tensor = tensor.detach() if tensor.requires_grad else tensor
-        return plain
+    """``tensor`` as one that has bytes in memory, if that can be had."""
     if not isinstance(tensor, torch.Tensor):
         raise PlanError(f"{name!r} is a {type(tensor).__name__}, not a tensor; leave it out of what is sent")
     why = _unsendable(tensor)
@@ -94,11 +97,10 @@ def _is_plain(tensor: Any) -> bool:
     """Whether it is what nearly every tensor is; the questions below are dear, and asked of every tensor."""
     return (
         type(tensor) in _PLAIN
+        and tensor.dtype in _REAL  # so it is neither quantised nor a conjugate
         and tensor.is_cpu
         and tensor.layout is _STRIDED
-        and not tensor.is_quantized
         and not tensor.is_nested
-        and not tensor.is_conj()
         and not tensor.is_neg()
     )
 

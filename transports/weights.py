@@ -154,24 +154,27 @@ def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
 
 def _read(source: Any) -> tuple[dict[str, torch.Tensor], tuple[Tie, ...]]:
     named: dict[str, torch.Tensor] = {}
-    first: dict[tuple[object, ...], str] = {}
+    starting: dict[int, list[str]] = {}
     ties: list[Tie] = []
     for name, tensor in pairs(source):
-        place = _place(tensor)
-        of = name if place is None else first.setdefault(place, name)
-        if of == name:
+        # Where it starts tells nearly all of them apart; one without elements may start nowhere.
+        start = tensor.data_ptr()
+        there = starting.setdefault(start, []) if start else []
+        of = next((other for other in there if _same(named[other], tensor)), None)
+        if of is None:
+            there.append(name)
             named[name] = tensor
         else:
             ties.append(Tie(name, of))
     return named, tuple(ties)
 
 
-def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
-    """Equal for two tensors that are the same elements of the same memory; None for one without elements."""
-    if tensor.numel() == 0:
-        return None
-    memory = tensor.untyped_storage().data_ptr()
-    return (tensor.device, memory, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors that start at the same place are the same elements; without any, they are not."""
+    return (
+        (one.dtype, one.shape, one.stride(), one.device)
+        == (other.dtype, other.shape, other.stride(), other.device)
+    ) and one.numel() > 0
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorSpec:
