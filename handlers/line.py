@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from .frames import Frames, NotPlain, encoded, prove_to
+from .frames import NotPlain, encoded, frame_socket, prove_to, received
 from .line_server import here
+from .threads import OwnThread
 
 __all__ = ["Broken", "Done", "Kept", "Line", "connect"]
 
@@ -65,13 +66,13 @@ def connect(offer: Any) -> Line | None:
 
 
 def _connected(path: str, secret: bytes) -> Line:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = frame_socket()
     try:
         connection.settimeout(_GREETING)
         connection.connect(path)
-        frames = prove_to(connection, secret)
+        prove_to(connection, secret)
         connection.settimeout(None)
-        return Line(connection, frames)
+        return Line(connection)
     except BaseException:
         connection.close()
         raise
@@ -83,11 +84,10 @@ class Line:
 
     Args:
         connection: to an actor that has proved who it is.
-        frames: what arrives there.
     """
 
-    def __init__(self, connection: socket.socket, frames: Frames) -> None:
-        self._socket, self._frames = connection, frames
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._turn = threading.Lock()
         self._pending: dict[int, Done] = {}
         self._number = 0
@@ -97,7 +97,7 @@ class Line:
         for number in (connection.fileno(), self._process):
             if number is not None:
                 self._poll.register(number, select.POLLIN)
-        threading.Thread(target=self._read, name="weightsync-line", daemon=True).start()
+        OwnThread(self._read, name="weightsync-line").start()
 
     @property
     def over(self) -> bool:
@@ -131,12 +131,8 @@ class Line:
 
     def _sent(self, frame: bytes) -> bool:
         try:
-            count = self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:  # it is full, or broken, which the reading thread sees as well
-            return False
-        if count < len(frame):  # nobody reads at the other end, and half a word has no meaning
-            self._over = True
-            self._shut()
             return False
         return True
 
@@ -147,9 +143,8 @@ class Line:
     def _read(self) -> None:
         why = "the other end closed it"
         try:
-            while self._wait() and (messages := self._frames.read()) is not None:
-                for message in messages:
-                    self._heard(message)
+            while self._wait() and (message := received(self._socket)) is not None:
+                self._heard(message)
         except (OSError, ValueError) as error:
             why = str(error)
         with self._turn:
@@ -177,7 +172,7 @@ class Line:
         poll.register(self._process, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def _heard(self, message: Any) -> None:
+    def _heard(self, message: list[Any]) -> None:
         match message:
             case [int(number), bool(ok), found]:
                 with self._turn:

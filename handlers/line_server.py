@@ -1,10 +1,10 @@
 """An actor's end of the line: a socket in a private folder, over which trainers of the same host say words.
 
-One thread takes connections. Each of them is read by one thread at a time: the one that got a word carries it
-out, after it has handed the reading on to another of a pool that grows. So a word is begun by the very thread
-that it woke, and yet never waits for one that is stuck. Where words are *prompt*, which means that none of
-them ever waits, it reads on by itself; what would have to wait is a future then, and answered when that is
-done. Answers carry the word's number.
+One thread takes connections. A few of a pool wait at each of them; the one that a word wakes carries it out,
+and calls for another only if it was the last that waited. So a word is begun by the very thread that it woke,
+and yet never waits for one that is stuck. Where words are *prompt*, which means that none of them ever waits,
+one thread is enough; what would have to wait is a future then, and answered when that is done. Answers carry
+the word's number.
 
 An answer that is no plain value, above all an error, stays here under a token; who wants it asks for it
 through Ray, which knows how to carry an exception.
@@ -28,13 +28,13 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, final
 
 from ..fsm.errors import EngineError
-from .frames import Frames, NotPlain, accept_peer, encoded
+from .frames import NotPlain, accept_peer, encoded, frame_socket, received
 from .workers import Workers
 
 __all__ = ["LineServer", "here"]
@@ -47,6 +47,9 @@ _GREETING = 5.0
 
 _STRANGERS = 16
 """Peers that may be about to do so at once."""
+
+_WAITING = 3
+"""Threads that wait for words of one peer at most: a session has two under way, and an abort may come."""
 
 _KEPT = 64
 """Answers that wait to be asked for; the oldest goes first."""
@@ -127,7 +130,7 @@ class LineServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
         for peer in peers:
-            peer.shut()
+            peer.end()
         self._workers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -150,10 +153,34 @@ class LineServer:
             welcome = not self._closed and sum(not each.known for each in self._peers) < _STRANGERS
             if welcome:
                 self._peers.add(peer)
-        if not welcome:
-            peer.connection.close()
-            return
-        self._hand_on(peer, self._serve, peer)
+        if welcome:
+            self._hand_on(peer, self._serve, peer)
+        else:
+            peer.end()
+
+    def _serve(self, peer: _Peer) -> None:
+        try:
+            with peer.held():
+                peer.connection.settimeout(_GREETING)
+                accept_peer(peer.connection, self._secret)
+                peer.connection.settimeout(None)
+        except OSError as error:
+            self._part(peer, error)
+        else:
+            peer.known = True
+            self._listen_to(peer)
+
+    def _listen_to(self, peer: _Peer) -> None:
+        """Wait for words and carry them out, unless enough others wait."""
+        try:
+            with peer.held():
+                while peer.waits():
+                    number, said = _word(received(peer.connection))
+                    if peer.woken() and not self._prompt:
+                        self._hand_on(peer, self._listen_to, peer)
+                    self._answer(peer, number, said)
+        except OSError as error:
+            self._part(peer, error)
 
     def _hand_on(self, peer: _Peer, work: Callable[..., None], *args: Any) -> None:
         try:
@@ -163,48 +190,9 @@ class LineServer:
 
     def _part(self, peer: _Peer, why: object) -> None:
         _LOGGER.debug("line: a connection ended: %s", why)
-        peer.shut()
-        peer.connection.close()
         with self._lock:
             self._peers.discard(peer)
-
-    def _serve(self, peer: _Peer) -> None:
-        connection = peer.connection
-        try:
-            connection.settimeout(_GREETING)
-            frames = accept_peer(connection, self._secret)
-            connection.settimeout(None)
-        except OSError as error:
-            self._part(peer, error)
-            return
-        peer.known = True
-        self._listen_to(peer, frames)
-
-    def _listen_to(self, peer: _Peer, frames: Frames) -> None:
-        """Wait for words. The last of them is carried out here, by the thread that is awake."""
-        while words := self._heard(peer, frames):
-            if not self._prompt:
-                break
-            for number, said in words:
-                self._answer(peer, number, said)
-        else:
-            return
-        for number, said in words[:-1]:
-            self._hand_on(peer, self._answer, peer, number, said)
-        self._hand_on(peer, self._listen_to, peer, frames)
-        self._answer(peer, *words[-1])
-
-    def _heard(self, peer: _Peer, frames: Frames) -> list[tuple[int, list[Any]]]:
-        """The next words, at least one; none when the connection is over."""
-        try:
-            while not (messages := frames.read()):
-                if messages is None:
-                    self._part(peer, "it was closed")
-                    return []
-            return [_word(message) for message in messages]
-        except OSError as error:
-            self._part(peer, error)
-            return []
+        peer.end()
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -247,26 +235,69 @@ class LineServer:
 
 
 class _Peer:
-    """One connection. Any thread may send."""
+    """One connection, and how many threads are at it: the last of them closes it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.known = connection, False
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._holders = self._waiting = 0
+        self._over = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Use the connection; as long as somebody does, its number stands for nothing else.
+
+        Raises:
+            ConnectionError: it is over.
+        """
+        with self._lock:
+            over = self._over
+            self._holders += not over
+        if over:
+            raise ConnectionError("it is over")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                last = self._over and not self._holders
+            if last:
+                self.connection.close()
+
+    def waits(self) -> bool:
+        """Become one of those who wait for a word; False if there are enough."""
+        with self._lock:
+            enough = self._waiting >= _WAITING
+            self._waiting += not enough
+            return not enough
+
+    def woken(self) -> bool:
+        """Have got a word. Whether nobody is left who waits."""
+        with self._lock:
+            self._waiting -= 1
+            return not self._waiting
 
     def send(self, frame: bytes) -> None:
-        # A trainer that is gone does not hear it; one that is stopped holds up its own answers only.
-        with self._turn, contextlib.suppress(OSError):
-            self.connection.sendall(frame)
+        """Answer. Who is gone does not hear it; one that is stopped holds up its own answers only."""
+        with contextlib.suppress(OSError), self.held():
+            self.connection.send(frame)
 
-    def shut(self) -> None:
+    def end(self) -> None:
+        """No more words, and whoever waits for one is woken. Idempotent."""
+        with self._lock:
+            self._over, unused = True, not self._holders
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
+        if unused:
+            self.connection.close()
 
 
-def _word(message: Any) -> tuple[int, list[Any]]:
+def _word(message: list[Any] | None) -> tuple[int, list[Any]]:
     match message:
         case [int(number), list(said)]:
             return number, said
+        case None:
+            raise ConnectionError("it was closed")
     raise ConnectionError("what came is no word")
 
 
@@ -274,7 +305,7 @@ def _word(message: Any) -> tuple[int, list[Any]]:
 
 
 def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = frame_socket()
     try:
         listener.bind(str(path))
         path.chmod(0o600)
@@ -306,7 +337,7 @@ def _reclaim_one(folder: Path) -> None:
 
 def _heard(path: Path) -> bool:
     """Whether somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+    with frame_socket() as knocking:
         knocking.settimeout(0)
         try:
             knocking.connect(str(path))

@@ -21,7 +21,7 @@ import pytest
 
 from weightsync.fsm.errors import EngineError
 from weightsync.handlers import line_server
-from weightsync.handlers.frames import LONGEST, Frames, NotPlain, encoded, prove_to
+from weightsync.handlers.frames import LONGEST, NotPlain, encoded, frame_socket, prove_to, received
 from weightsync.handlers.futures import begun
 from weightsync.handlers.line import Broken, Kept, Line, connect
 from weightsync.handlers.line_server import LineServer
@@ -113,9 +113,14 @@ def level() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets for frames."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def raw(server: LineServer) -> socket.socket:
     """A connection that has said nothing yet."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = frame_socket()
     connection.settimeout(SOON)
     connection.connect(server.offer[2])
     return connection
@@ -149,14 +154,12 @@ class TestFrames:
     )
     def test_what_is_plain_arrives_as_it_was(self, value: object) -> None:
         """Bytes too, which JSON does not know."""
-        here, there = socket.socketpair()
+        here, there = pair()
         with here, there:
             here.sendall(encoded([value]))
-            assert Frames(there).read() == [[value]]
+            assert received(there) == [value]
 
-    @pytest.mark.parametrize(
-        "value", [(1,), {1: 2}, {1}, {"b64": "eA=="}, object(), float, "x" * LONGEST], ids=str
-    )
+    @pytest.mark.parametrize("value", [(1,), {1: 2}, {1}, {"b64": "eA=="}, object(), float, "x" * LONGEST])
     def test_what_is_not_plain_is_refused(self, value: object) -> None:
         """It would arrive as something else, or is too long."""
         with pytest.raises(NotPlain):
@@ -165,43 +168,44 @@ class TestFrames:
     @pytest.mark.parametrize(
         "octets",
         [
-            (LONGEST + 1).to_bytes(4, "big"),
+            b"[" + b" " * LONGEST + b"]",
             b"\xff\xff\xff\xff",
-            b"\x00\x00\x00\x00",
-            b"\x00\x00\x00\x04nope",
-            b"\x00\x00\x00\x0d" + b'{"b64": "\xff?"}',
-            b"\x00\x00\x00\x0a" + b'{"b64": 1}',
+            b"nope",
+            b"{}",
+            b"[1",
+            b"[" * LONGEST,
+            b'[{"b64": "\xff?"}]',
+            b'[{"b64": 1}]',
         ],
+        ids=lambda octets: octets[:12].decode("latin-1"),
     )
     def test_what_is_no_frame_ends_the_conversation(self, octets: bytes) -> None:
-        """An oversized one by its length alone, before anything is set aside for it."""
-        here, there = socket.socketpair()
+        """Also one that is too long, of which no more is read than that."""
+        here, there = pair()
         with here, there:
             here.sendall(octets)
             with pytest.raises(ConnectionError):
-                Frames(there).read()
+                received(there)
 
-    def test_a_frame_may_come_in_pieces_and_several_at_once(self) -> None:
-        """A stream has no frames of its own."""
-        here, there = socket.socketpair()
-        with here, there:
-            frames, octets = Frames(there), encoded([1]) + encoded([2]) + encoded([3])
-            found = []
-            for place in range(0, len(octets), 5):
-                here.sendall(octets[place : place + 5])
-                found += frames.read() or []
-            assert found == [[1], [2], [3]]
-
-    def test_the_end_in_the_middle_of_a_frame(self) -> None:
-        """It is none, and no end either."""
-        here, there = socket.socketpair()
+    def test_the_end(self) -> None:
+        """What was said before it is heard."""
+        here, there = pair()
         with there:
-            frames = Frames(there)
-            here.sendall(encoded(["whole"]) + encoded(["half"])[:6])
+            here.sendall(encoded(["whole"]))
             here.close()
-            assert frames.read() == [["whole"]]
-            with pytest.raises(ConnectionError, match="in the middle of a frame"):
-                frames.read()
+            assert received(there) == ["whole"]
+            assert received(there) is None
+
+    @pytest.mark.parametrize("longest", [8, LONGEST])
+    def test_the_longest_frame(self, longest: int) -> None:
+        """It is taken; one byte more is not."""
+        here, there = pair()
+        with here, there:
+            here.sendall(b'["' + b"x" * (longest - 4) + b'"]')
+            assert received(there, longest) == ["x" * (longest - 4)]
+            here.sendall(b'["' + b"x" * (longest - 3) + b'"]')
+            with pytest.raises(ConnectionError, match=f"more than {longest} bytes"):
+                received(there, longest)
 
 
 class TestWords:
@@ -263,9 +267,9 @@ class TestWords:
 
     def test_to_say_a_word_never_waits(self) -> None:
         """At an actor that reads nothing, words are refused when its socket is full."""
-        here, there = socket.socketpair()
+        here, there = pair()
         with there:
-            line = Line(here, Frames(here))
+            line = Line(here)
             word, count = ["echo", "x" * 20_000], 0
             while line.ask(word, lambda *_: None):
                 count += 1
@@ -285,13 +289,13 @@ class TestStrangers:
 
     def test_an_actor_without_the_secret(self, server: LineServer) -> None:
         """Whoever took the place of the socket cannot take the words."""
-        here, there = socket.socketpair()
+        here, there = pair()
         with here, there:
             there.sendall(encoded(["nonce"]))
             answering = begun()
 
             def answer() -> None:
-                Frames(there).one()
+                received(there)
                 there.sendall(encoded(["f" * 64]))
                 answering.set_result(None)
 

@@ -120,7 +120,7 @@ class Engine(weightsync.RayReceiver):
         """Break every line."""
         assert self.weightsync_line is not None
         for peer in list(self.weightsync_line._peers):
-            peer.shut()
+            peer.end()
 
     @ray.method(concurrency_group="test")
     def peers(self) -> int:
