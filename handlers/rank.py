@@ -61,7 +61,7 @@ class Rank:
         self.machine, self.gate, self.patience = machine, gate, patience
         self.running: Running | None = None  # the last reception, also when it is over
         self.name = f"engine {machine.facts.engine}"
-        self.silence = Silence(f"weightsync-{machine.facts.engine}-{machine.facts.rank}", self._limit_reached)
+        self.silence = Silence(self._limit_reached)
         self._turn = threading.Lock()
         self._opening: list[Session] = []
 

@@ -1,5 +1,6 @@
 """One engine rank, told what to do from several threads at once, by senders that do whatever they like."""
 
+import gc
 import itertools
 import queue
 import random
@@ -33,6 +34,7 @@ from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt
 from weightsync.fsm.states import EngineState
 from weightsync.handlers.receiver import FAULT_POINTS, Receiver
+from weightsync.handlers.silence import _WATCH
 from weightsync.handlers.sink import InPlaceSink, StagingSink
 from weightsync.handlers.threads import spawn
 from weightsync.transports.digest import digest
@@ -276,13 +278,18 @@ class TestAGoodRound:
         assert engine.generates()
 
     def test_nothing_is_left_behind(self) -> None:
-        """The thread that watches the trainer's silence ends with the session."""
+        """Nobody watches for a session that is over, and an engine that nobody uses is gone."""
         engine = Engine("lonely")
         for epoch in range(1, 4):
             engine.send(session(epoch))
             engine.receiver.commit(session(epoch))
             engine.receiver.resume(session(epoch))
-        until(lambda: not [each for each in threading.enumerate() if "lonely" in each.name])
+        silence = engine.receiver._rank.silence
+        assert silence.look(time.monotonic()) == (None, float("inf"))
+        watched = weakref.ref(engine.receiver._rank)
+        del engine, silence
+        gc.collect()
+        assert watched() is None
 
     def test_a_digest_before_the_first_round(self) -> None:
         """An engine that never saw a plan can say what it holds."""
@@ -710,9 +717,9 @@ class TestLimit:
         receiving = reach(engine, where)
         # The limit is up now: nothing but the trainer's last word lies between.
         silence = engine.receiver._rank.silence
-        with silence._changed:
+        with _WATCH.changed:
             silence._due = time.monotonic()
-            silence._changed.notify_all()
+            _WATCH.changed.notify_all()
         over = EngineState.Serving if answer is Answer.committed else state
         until(lambda: engine.is_in(over))
         if over is EngineState.Serving:
@@ -766,9 +773,9 @@ class TestLimit:
         engine.send(ONE)
         silence = engine.receiver._rank.silence
         with silence.word(ONE):
-            with silence._changed:
+            with _WATCH.changed:
                 silence._due = time.monotonic()
-                silence._changed.notify_all()
+                _WATCH.changed.notify_all()
             engine.receiver.hello()
         assert silence._due > time.monotonic()
         engine.receiver.commit(ONE)
