@@ -83,9 +83,11 @@ class Crew:
         try:
             if call.act in ENGINE_ACTS:
                 future = self._ask(call)
-            elif self._prompt(call.act):
+            elif call.act in _LEDGER_ACTS and getattr(self.parts.ledger, "prompt", False):
                 self.answer(call.number, self._JOBS[call.act](self, call), None)
                 return
+            elif call.act is Act.plan and self._planning is not None:
+                future = self._planning
             else:
                 future = self.workers.submit(self._JOBS[call.act], self, call)
                 if call.act is Act.acquire and self.parts.weights.ready:
@@ -95,12 +97,6 @@ class Crew:
             self.answer(call.number, None, error)
         else:
             self._watch(call, future)
-
-    def _prompt(self, act: Act) -> bool:
-        """Whether this is done at once, so that another thread would only make it late."""
-        if act is Act.plan:
-            return self._planning is not None and self._planning.done()
-        return act in _LEDGER_ACTS and getattr(self.parts.ledger, "prompt", False)
 
     def _watch(self, call: Call, future: Future[Any]) -> None:
         def done(finished: Future[Any]) -> None:
@@ -158,7 +154,7 @@ class Crew:
     # -- the trainer -----------------------------------------------------------------------------------------
 
     def _make_plan(self, call: Call) -> Expectation:
-        return self._planning.result() if self._planning is not None else self._planned()
+        return self._planned()
 
     def _planned(self) -> Expectation:
         parts, weights = self.parts, self.parts.weights

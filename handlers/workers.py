@@ -4,6 +4,9 @@ What a round asks for may block longer than the round waits: a collective that h
 system that went away. Such a call keeps its thread, and the round goes on without it. The threads are
 daemons, so a stuck one never keeps the process from ending, and idle ones are used again, because a round
 asks for a dozen small things.
+
+Most of these follow from one another: what a thread has done is heard of, and the next thing is asked for, on
+that very thread. Then it does that as well, since to wake another one takes longer than most of them do.
 """
 
 from __future__ import annotations
@@ -14,11 +17,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from .threads import settle
+from .threads import OwnThread, settle
 
 __all__ = ["Workers"]
 
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+class _Here(threading.local):
+    """What a thread of the pool knows of itself."""
+
+    ending = False
+    """Whether its work is over, and only being heard of. Whatever is submitted meanwhile it can do next."""
+
+    following: _Job | None = None
 
 
 class Workers:
@@ -33,24 +45,29 @@ class Workers:
         self._name = name
         self._spare = spare
         self._lock = threading.Lock()
+        self._here = _Here()
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
         self._closed = False
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run ``work(*args)`` in a thread of the pool, at once.
+        """Run ``work(*args)`` in a thread of the pool: at once, or when this one's callbacks have returned.
 
         Raises:
             RuntimeError: the pool is closed.
         """
         future: Future[Any] = Future()
+        here, job = self._here, (future, work, args)
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads of {self._name} are closed")
+            if here.ending and here.following is None:
+                here.following = job
+                return future
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(inbox,), name=self._name, daemon=True).start()
-        inbox.put((future, work, args))
+            OwnThread(self._serve, (inbox,), name=self._name).start()
+        inbox.put(job)
         return future
 
     def close(self) -> None:
@@ -63,17 +80,22 @@ class Workers:
 
     def _serve(self, inbox: queue.SimpleQueue[_Job | None]) -> None:
         while (job := inbox.get()) is not None:
-            future, work, args = job
-            _run(future, work, args)
-            del job, future, work, args  # an idle thread must not keep anybody's tensors alive
+            while job is not None:
+                job = self._run(*job)  # an idle thread must not keep anybody's tensors alive
             with self._lock:
                 if self._closed or len(self._idle) >= self._spare:
                     return
                 self._idle.append(inbox)
 
+    def _run(self, future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> _Job | None:
+        """Do a job, unless whoever asked for it has cancelled it; hands back the one that follows from it."""
+        here = self._here
+        if future.set_running_or_notify_cancel():
+            settle(future, work, args, self._over)
+        here.ending = False
+        del future, work, args  # an error keeps the frames it came through, and with them what they hold
+        job, here.following = here.following, None
+        return job
 
-def _run(future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Do a job, unless whoever asked for it has cancelled it."""
-    if future.set_running_or_notify_cancel():
-        settle(future, work, args)
-    del future, work, args  # an error keeps the frames it came through, and with them what they hold
+    def _over(self) -> None:
+        self._here.ending = True

@@ -192,10 +192,10 @@ def test_what_arrived_in_time_counts_although_the_loop_comes_late() -> None:
 
         return move
 
-    scene.loop._inbox.put(answer("first"))
-    scene.loop._inbox.put(answer("second"))
+    scene.loop._inbox.append(answer("first"))
+    scene.loop._inbox.append(answer("second"))
     clock.advance_to(50.0)
-    taken = [scene.loop._next() for _ in range(3)]
+    taken = [move for _ in range(3) if (move := scene.loop._next()) is not None]
     assert [move(clock.now()) for move in taken[:2]] == [[], []]
     assert told == ["first", "second"]
     assert taken[2] == scene.loop.driver.tick
@@ -207,7 +207,7 @@ def test_the_end_of_a_lease_waits_for_no_answer() -> None:
     scene = Scene(Policy(deadline=3.0, lease=1.0), clock=clock)
     scene.loop._move(scene.loop.driver.start)
     scene.loop.driver.leased(1.0)
-    scene.loop._inbox.put(lambda now: [])
+    scene.loop._inbox.append(lambda now: [])
     clock.advance_to(1.5)
     assert scene.loop._next() == scene.loop.driver.tick
 

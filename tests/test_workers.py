@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weightsync.handlers.workers import Workers, _run
+from weightsync.handlers.workers import Workers
 from weightsync.testing.fakes import Gate
 
 PATIENCE = 20.0
@@ -137,5 +137,5 @@ def test_work_that_was_called_off_before_it_began_is_not_done() -> None:
     done: list[Any] = []
     future: Future[Any] = Future()
     assert future.cancel()
-    _run(future, done.append, (1,))
+    Workers()._run(future, done.append, (1,))
     assert done == []
