@@ -22,6 +22,7 @@ __all__ = ["deferred", "pairs"]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PAIRS = (tuple, list)  # made once: `tuple | list` is a new object each time
 _STRIDED = torch.strided
 _REAL = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -77,7 +78,7 @@ def _refuse_unordered(source: Any) -> None:
 
 
 def _named(number: int, item: Any) -> tuple[str, Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
+    if not isinstance(item, _PAIRS) or len(item) != 2 or not isinstance(item[0], str):
         raise PlanError(f"item {number} is a {type(item).__name__}, not a (name, tensor) pair")
     return item[0], item[1]
 

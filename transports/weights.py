@@ -159,13 +159,16 @@ def _read(source: Any) -> tuple[dict[str, torch.Tensor], tuple[Tie, ...]]:
     for name, tensor in pairs(source):
         # Where it starts tells nearly all of them apart; one without elements may start nowhere.
         start = tensor.data_ptr()
-        there = starting.setdefault(start, []) if start else []
-        of = next((other for other in there if _same(named[other], tensor)), None)
-        if of is None:
-            there.append(name)
-            named[name] = tensor
-        else:
+        there = starting.get(start)
+        of = next((other for other in there if _same(named[other], tensor)), None) if there else None
+        if of is not None:
             ties.append(Tie(name, of))
+            continue
+        named[name] = tensor
+        if there:
+            there.append(name)
+        elif start:
+            starting[start] = [name]
     return named, tuple(ties)
 
 
