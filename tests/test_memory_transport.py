@@ -280,12 +280,12 @@ class TestSharing:
         for epoch in (1, 2):
             run = sending(transport, weights, SmallEngine("a"), session=Session(f"r{epoch}", epoch, epoch))
             run.run()
-            used.append(transport._spare)
+            used.append(transport._standing._spare)
         assert used[0] is used[1] is not None
         run = sending(transport, weights, SmallEngine("a"), session=Session("r3", 3, 3))
         run.open()
         transport.abort()
-        assert transport._spare is None
+        assert transport._standing._spare is None
 
     def test_a_buffer_that_somebody_holds_does_not_serve_the_next_round(self) -> None:
         """A fenced engine is still in it when the others are through: the next round takes fresh memory."""
@@ -298,7 +298,7 @@ class TestSharing:
         run.port("collect").fence(Participant("stuck"))
         assert list(run.collect().receipts) == ["good"]
         transport.clean()
-        assert transport._spare is None
+        assert transport._standing._spare is None
         pause.going.set()
 
     def test_nothing_of_the_weights_is_kept(self) -> None:

@@ -19,7 +19,6 @@ can join; the bytes themselves go unencrypted, as everything of torch does: it i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import final
@@ -27,14 +26,14 @@ from typing import final
 import torch.distributed as dist
 
 from ..fsm.contract import Capabilities, EngineLink, Port, Ticket, Weights
-from ..fsm.errors import PortClosed, SetupError, TransportError
+from ..fsm.errors import PortClosed, SetupError
 from ..fsm.plan import Plan
 from ..fsm.receipt import Participant
-from .buffers import Pair
 from .collective_inlet import NAME, collective_inlet
 from .collective_round import CollectiveRound
 from .gloo import Operation
 from .packing import pack
+from .standing import Standing
 from .weights import tensors_of
 
 __all__ = ["CollectiveTransport", "collective_inlet"]
@@ -55,9 +54,7 @@ class CollectiveTransport:
         if not dist.is_available() or not dist.is_gloo_available():
             raise SetupError("this build of torch has no gloo; use a transport other than 'collective'")
         self._address = address
-        self._lock = threading.Lock()
-        self._round: CollectiveRound | None = None
-        self._spare: Pair | None = None
+        self._standing = Standing[CollectiveRound]()
 
     @property
     def name(self) -> str:
@@ -77,11 +74,8 @@ class CollectiveTransport:
         Raises:
             TransportError: an engine did not join in time, or was lost; its loss has been fired.
         """
-        round = CollectiveRound(self._buffers(plan.largest))
-        with self._lock:
-            before, self._round = self._round, round
-        if before is not None:
-            before.end("another round was opened")
+        round = CollectiveRound(self._standing.buffers(plan.largest))
+        self._standing.open(round)
         port.on_change(round.bell.ring)
         with suppress(PortClosed):
             tickets = self._tickets(round, plan, engines)
@@ -100,7 +94,7 @@ class CollectiveTransport:
             PlanError: a tensor is no longer what the plan says.
             TransportError: an engine was lost, which has been fired; or the broadcast failed.
         """
-        round = self._current(port)
+        round = self._standing.at(port)
         if round is None:
             return
         with suppress(PortClosed):
@@ -118,7 +112,7 @@ class CollectiveTransport:
 
     def collect(self, plan: Plan, port: Port) -> None:
         """Wait for the receipts."""
-        round = self._current(port)
+        round = self._standing.at(port)
         if round is None:
             return
         with suppress(PortClosed):
@@ -126,18 +120,18 @@ class CollectiveTransport:
 
     def clean(self) -> None:
         """Close the group, and keep the buffers for the next round."""
-        round = self._end("the round is over")
+        round = self._standing.end("the round is over")
         if round is not None:
-            self._spare = round.buffers
+            self._standing.keep(round.buffers)
 
     def abort(self) -> None:
         """Break off whatever is under way, tell the engines, close the group."""
-        self._end("the sender aborted the round")
+        self._standing.end("the sender aborted the round")
 
     def close(self) -> None:
         """Give the buffers back."""
         self.abort()
-        self._spare = None
+        self._standing.keep(None)
 
     def _tickets(
         self, round: CollectiveRound, plan: Plan, engines: Iterable[Participant]
@@ -153,24 +147,3 @@ class CollectiveTransport:
         return {
             engine: Ticket(NAME, {**values, "first": number, "rank": 0}) for engine, number in first.items()
         }
-
-    def _buffers(self, size: int) -> Pair:
-        spare, self._spare = self._spare, None
-        return spare if spare is not None and spare.serves(size) else Pair(size)
-
-    def _current(self, port: Port) -> CollectiveRound | None:
-        """The open round; None if it was aborted before this phase began."""
-        with self._lock:
-            round = self._round
-        if round is not None:
-            port.on_change(round.bell.ring)
-        elif not port.closed:
-            raise TransportError("no round is open here: it was aborted, or never opened")
-        return round
-
-    def _end(self, why: str) -> CollectiveRound | None:
-        with self._lock:
-            round, self._round = self._round, None
-        if round is not None:
-            round.end(why)
-        return round

@@ -34,6 +34,7 @@ from .buffers import Pair
 from .channel import Channel, Frame, Reader
 from .packing import pack
 from .receptions import Receptions
+from .standing import Standing
 from .weights import tensors_of
 
 __all__ = ["MemoryTransport", "memory_inlet"]
@@ -120,9 +121,7 @@ class MemoryTransport:
 
     def __init__(self, *, checked: bool = False) -> None:
         self._checked = checked
-        self._lock = threading.Lock()
-        self._round: _Round | None = None
-        self._spare: Pair | None = None
+        self._standing = Standing[_Round]()
 
     @property
     def name(self) -> str:
@@ -138,11 +137,8 @@ class MemoryTransport:
         self, plan: Plan, weights: Weights, engines: Mapping[Participant, EngineLink], port: Port
     ) -> None:
         """Make an endpoint for each engine, and start the receiving halves."""
-        round = _Round(self._checked, self._buffers(plan.largest))
-        with self._lock:
-            before, self._round = self._round, round
-        if before is not None:
-            before.end("another round was opened")
+        round = _Round(self._checked, self._standing.buffers(plan.largest))
+        self._standing.open(round)
         with suppress(PortClosed):
             for engine, link in engines.items():
                 if port.closed or round.ended:
@@ -160,7 +156,7 @@ class MemoryTransport:
             PlanError: a tensor is no longer what the plan says.
             TransportError: no engine remains, or one holds a bucket until the phase is over.
         """
-        round = self._current(port)
+        round = self._standing.at(port)
         if round is None:
             return
         with suppress(PortClosed):
@@ -175,7 +171,7 @@ class MemoryTransport:
 
     def collect(self, plan: Plan, port: Port) -> None:
         """Wait for the receipts."""
-        round = self._current(port)
+        round = self._standing.at(port)
         if round is None:
             return
         with suppress(PortClosed):
@@ -183,39 +179,18 @@ class MemoryTransport:
 
     def clean(self) -> None:
         """Remove the endpoints; keep the buffers for the next round if nobody holds them."""
-        round = self._end(_OVER)
+        round = self._standing.end(_OVER)
         if round is not None and round.channel.idle:
-            self._spare = round.buffers
+            self._standing.keep(round.buffers)
 
     def abort(self) -> None:
         """Wake sender and engines, and remove the endpoints."""
-        self._end("the sender aborted the round")
+        self._standing.end("the sender aborted the round")
 
     def close(self) -> None:
         """Give the buffers back."""
         self.abort()
-        self._spare = None
-
-    def _buffers(self, size: int) -> Pair:
-        spare, self._spare = self._spare, None
-        return spare if spare is not None and spare.serves(size) else Pair(size)
-
-    def _current(self, port: Port) -> _Round | None:
-        """The open round; None if it was aborted before this phase began."""
-        with self._lock:
-            round = self._round
-        if round is not None:
-            port.on_change(round.bell.ring)
-        elif not port.closed:
-            raise TransportError("no round is open here: it was aborted, or never opened")
-        return round
-
-    def _end(self, why: str) -> _Round | None:
-        with self._lock:
-            round, self._round = self._round, None
-        if round is not None:
-            round.end(why)
-        return round
+        self._standing.keep(None)
 
 
 def _room(round: _Round, index: int, port: Port) -> bool:

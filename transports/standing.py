@@ -1,0 +1,80 @@
+"""The one round that a transport has open, and the pair of buffers that one round leaves to the next.
+
+Rounds are opened, used and ended by different threads, and an abort may come between any two of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Generic, Protocol, TypeVar, final
+
+from ..fsm.contract import Port
+from ..fsm.errors import TransportError
+from .bell import Bell
+from .buffers import Pair
+
+__all__ = ["Standing"]
+
+
+class _Round(Protocol):
+    """What lives as long as one round."""
+
+    @property
+    def bell(self) -> Bell:
+        """Rings for everything that its threads wait for."""
+
+    def end(self, why: str) -> None:
+        """Wake everybody, and close everything. Idempotent."""
+
+
+R = TypeVar("R", bound=_Round)
+
+
+@final
+class Standing(Generic[R]):
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._round: R | None = None
+        self._spare: Pair | None = None
+
+    def open(self, round: R) -> None:
+        """This is the round from now on; one that was left open ends."""
+        with self._lock:
+            before, self._round = self._round, round
+        if before is not None:
+            before.end("another round was opened")
+
+    def at(self, port: Port) -> R | None:
+        """The open round, which wakes when this port's phase is over; None if it was aborted before that.
+
+        Raises:
+            TransportError: the phase is not over, and there is no round.
+        """
+        with self._lock:
+            round = self._round
+        if round is not None:
+            port.on_change(round.bell.ring)
+        elif not port.closed:
+            raise TransportError("no round is open here: it was aborted, or never opened")
+        return round
+
+    def end(self, why: str) -> R | None:
+        """End the open round, if there is one, and hand it back."""
+        with self._lock:
+            round, self._round = self._round, None
+        if round is not None:
+            round.end(why)
+        return round
+
+    def buffers(self, size: int) -> Pair:
+        """The pair that was kept, if it serves, or a new one. Nobody else gets it meanwhile."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        return spare if spare is not None and spare.serves(size) else Pair(size)
+
+    def keep(self, buffers: Pair | None) -> None:
+        """Have this pair for the next round, which nobody reads or writes any more; or none."""
+        with self._lock:
+            self._spare = buffers
