@@ -23,7 +23,17 @@ from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant
 from ..fsm.states import State
-from ..fsm.tickets import Granted, NotHolder, StaleEpoch, Ticket, TicketClosed, UnknownTicket, Waiting
+from ..fsm.tickets import (
+    Granted,
+    LockError,
+    NotHolder,
+    StaleEpoch,
+    Ticket,
+    TicketClosed,
+    UnknownTicket,
+    Waiting,
+)
+from .futures import again, begun, copy
 from .ports import RoundPort
 from .workers import Workers
 
@@ -89,7 +99,7 @@ class Crew:
             elif call.act is Act.plan and self._planning is not None:
                 future = self._planning
             else:
-                future = self.workers.submit(self._JOBS[call.act], self, call)
+                future = self._at_once(call) or self.workers.submit(self._JOBS[call.act], self, call)
                 if call.act is Act.acquire and self.parts.weights.ready:
                     # The digest can be worked out while the lock service is asked, which comes first.
                     self._planning = self.workers.submit(self._planned)
@@ -116,6 +126,44 @@ class Crew:
 
     # -- the lock --------------------------------------------------------------------------------------------
 
+    def _at_once(self, call: Call) -> Future[Any] | None:
+        """Ask a keeper that can be asked without a thread. None if this one cannot, or not that."""
+        begin = getattr(self.parts.lock, "begin", None)
+        if begin is None:
+            return None
+        if call.act is Act.acquire:
+            asked = self.clock.now()
+            return self._entered(begin("enter", self._ticket, 0.0), asked)
+        epoch = self.driver.round.facts.epoch
+        if call.act is Act.release and epoch:
+            self._stop.set()
+            released = begin("release", self._ticket, epoch)
+            # What a refusal proves takes another question to find out.
+            return released and again(
+                released, LockError, lambda: self.workers.submit(Crew._release, self, call)
+            )
+        return None
+
+    def _entered(self, first: Future[Any] | None, asked: float) -> Future[Any] | None:
+        answer = begun()
+
+        def done(replied: Future[Any]) -> None:
+            try:
+                told = replied.result()
+                if isinstance(told, Granted):
+                    answer.set_result((told.epoch, told.end(asked)))
+                else:
+                    self.workers.submit(self._granted, told, asked).add_done_callback(
+                        lambda it: copy(it, answer)
+                    )
+            except BaseException as error:  # noqa: BLE001 - it is the answer
+                answer.set_exception(error)
+
+        if first is None:
+            return None
+        first.add_done_callback(done)
+        return answer
+
     @property
     def _ticket(self) -> Ticket:
         """Known before it is asked for, so that a release can overtake the request."""
@@ -126,6 +174,11 @@ class Crew:
         lock, ticket = self.parts.lock, self._ticket
         asked = self.clock.now()
         answer = lock.enter(ticket, 0.0)  # the first answer comes at once, and says who holds the lock
+        return self._granted(answer, asked)
+
+    def _granted(self, answer: Granted | Waiting, asked: float) -> tuple[int, float]:
+        """Wait until it is."""
+        lock, ticket = self.parts.lock, self._ticket
         while not isinstance(answer, Granted):
             self.waits(answer)
             if self._stop.is_set():

@@ -19,6 +19,8 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,11 @@ from ..fsm.lock import (
     Ticket,
     Waiting,
 )
+from .futures import begun, copy
 from .line import Broken, Kept, Line, connect
 from .lock_actor import LockActor
 from .lock_line import WORDS, answered, asked
+from .threads import spawn
 
 __all__ = ["RayLock"]
 
@@ -126,6 +130,41 @@ class RayLock:
         assert isinstance(answer, Closed)
         return answer
 
+    def begin(self, word: str, ticket: Ticket, *args: float) -> Future[Any] | None:
+        """Ask as the method of that name does, without waiting: the future gets what it returns or raises.
+
+        None if there is no line to the keeper. The methods make one.
+        """
+        line, keeper = self._line, self._keeper
+        asking = asked(line, word, ticket, *args) if line is not None and keeper is not None else None
+        if asking is None:
+            return None
+        answer = begun()
+
+        def done(replied: Future[Any]) -> None:
+            try:
+                answer.set_result(answered(replied.result(), ticket))
+            except Kept as kept:  # a refusal, most likely; exceptions travel by Ray
+                token = kept.token
+                fetching = spawn(
+                    "weightsync-lock",
+                    self._by_ray,
+                    word,
+                    lambda: keeper.outcome.remote(token),
+                    self._patience,
+                )
+                fetching.add_done_callback(lambda fetched: copy(fetched, answer))
+            except Broken as broken:
+                self._keeper = None
+                trouble = self._trouble(word, broken)
+                trouble.__cause__ = broken
+                answer.set_exception(trouble)
+            except BaseException as error:  # noqa: BLE001 - it goes to whoever asked
+                answer.set_exception(error)
+
+        asking.add_done_callback(done)
+        return answer
+
     def status(self) -> LockStatus:
         """Who holds the lock and who waits."""
         answer = self._ask("status")
@@ -148,18 +187,18 @@ class RayLock:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _ask(self, word: str, *args: Any, limit: float = 0.0) -> Any:
-        keeper, line, patience = self._known(), self._line, limit + self._patience
-        asking = asked(line, word, *args) if line is not None and word in WORDS else None
+        keeper, patience = self._known(), limit + self._patience
+        asking = self.begin(word, *args) if word in WORDS else None
+        if asking is None:
+            return self._by_ray(word, lambda: getattr(keeper, word).remote(*args), patience)
         try:
-            if asking is None:
-                return _answer(getattr(keeper, word).remote(*args), patience)
-            try:
-                return answered(asking.result(timeout=patience), args[0])
-            except Kept as kept:  # a refusal, most likely
-                return _answer(keeper.outcome.remote(kept.token), self._patience)
-        except Broken as error:
-            self._keeper = None
+            return asking.result(timeout=patience)
+        except TimeoutError as error:
             raise self._trouble(word, error) from error
+
+    def _by_ray(self, word: str, ask: Callable[[], Any], patience: float) -> Any:
+        try:
+            return _answer(ask(), patience)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, LockError):
                 raise error.cause from error

@@ -182,6 +182,7 @@ def test_what_arrived_in_time_counts_although_the_loop_comes_late() -> None:
     """The host was busy: an answer lies in the inbox, and the limit it kept has passed meanwhile."""
     clock = HandClock()
     scene = Scene(Policy(deadline=3.0, lease=100.0), clock=clock)
+    assert scene.loop._turn.acquire(blocking=False)  # the test moves it, and nobody else
     scene.loop._move(scene.loop.driver.start)
     told: list[str] = []
 
@@ -205,6 +206,7 @@ def test_the_end_of_a_lease_waits_for_no_answer() -> None:
     """What the inbox holds was decided while the lock was ours; now it may be somebody else's."""
     clock = HandClock()
     scene = Scene(Policy(deadline=3.0, lease=1.0), clock=clock)
+    assert scene.loop._turn.acquire(blocking=False)  # the test moves it, and nobody else
     scene.loop._move(scene.loop.driver.start)
     scene.loop.driver.leased(1.0)
     scene.loop._inbox.append(lambda now: [])
