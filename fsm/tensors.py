@@ -96,6 +96,13 @@ def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(name, dtype, tuple(shape), math.prod(shape) * _itemsize(name, dtype))
 
 
+def span(shape: Sequence[int], steps: Sequence[int]) -> int:
+    """How many elements of memory a tensor reaches over, from its first to its last, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+
+
 def check_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Refuse descriptions that contradict themselves, and names that come twice."""
     given: object = specs  # the caller may not be type-checked

@@ -135,11 +135,12 @@ def prove_to(connection: socket.socket, secret: bytes) -> None:
 
 
 def _proof(secret: bytes, who: str, nonce: str) -> str:
-    return hmac.new(secret, f"{who} {nonce}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, f"{who} {nonce}".encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 def _check(found: str, secret: bytes, who: str, nonce: str) -> None:
-    if not hmac.compare_digest(found.encode(), _proof(secret, who, nonce).encode()):
+    # Strings of JSON may hold what has no encoding.
+    if not hmac.compare_digest(found.encode(errors="replace"), _proof(secret, who, nonce).encode()):
         raise ConnectionError(f"this {who} does not know the secret")
 
 

@@ -92,6 +92,7 @@ class Line:
         self._pending: dict[int, Done] = {}
         self._number = 0
         self._over = False
+        self._mine = os.getpid()
         self._process = _process_of(connection)
         self._poll = select.poll()
         for number in (connection.fileno(), self._process):
@@ -123,6 +124,8 @@ class Line:
 
     def close(self) -> None:
         """End the conversation; whoever waits for an answer is told so. Idempotent."""
+        if os.getpid() != self._mine:  # a forked child ends nothing of its parent's
+            return
         with self._turn:
             self._over = True
             self._shut()

@@ -51,6 +51,9 @@ _STRANGERS = 16
 _WAITING = 3
 """Threads that wait for words of one peer at most: a session has two under way, and an abort may come."""
 
+_BUSY = 32
+"""Words of one peer that may be under way at once; what it says beyond them waits."""
+
 _KEPT = 64
 """Answers that wait to be asked for; the oldest goes first."""
 
@@ -88,6 +91,7 @@ class LineServer:
         self._peers: set[_Peer] = set()
         self._kept: OrderedDict[str, tuple[bool, Any]] = OrderedDict()
         self._closed = False
+        self._process = os.getpid()
         _reclaim(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # 0700, and nobody can guess it
         try:
@@ -124,7 +128,7 @@ class LineServer:
         with self._lock:
             closed, self._closed = self._closed, True
             peers = list(self._peers)
-        if closed:
+        if closed or os.getpid() != self._process:  # a forked child ends nothing of its parent's
             return
         atexit.unregister(self.close)
         with contextlib.suppress(OSError):
@@ -164,7 +168,7 @@ class LineServer:
                 peer.connection.settimeout(_GREETING)
                 accept_peer(peer.connection, self._secret)
                 peer.connection.settimeout(None)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a stranger brings about, the connection ends
             self._part(peer, error)
         else:
             peer.known = True
@@ -179,7 +183,7 @@ class LineServer:
                     if peer.woken() and not self._prompt:
                         self._hand_on(peer, self._listen_to, peer)
                     self._answer(peer, number, said)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._part(peer, error)
 
     def _hand_on(self, peer: _Peer, work: Callable[..., None], *args: Any) -> None:
@@ -272,10 +276,10 @@ class _Peer:
             return not enough
 
     def woken(self) -> bool:
-        """Have got a word. Whether nobody is left who waits."""
+        """Have got a word. Whether another should wait now, because nobody does; but not too many at once."""
         with self._lock:
             self._waiting -= 1
-            return not self._waiting
+            return not self._waiting and self._holders <= _BUSY
 
     def send(self, frame: bytes) -> None:
         """Answer. Who is gone does not hear it; one that is stopped holds up its own answers only."""

@@ -4,11 +4,13 @@ Answers of partners, facts of transports and a cancellation all arrive in one in
 takes one after the other to the driver, does what is due, and hands the driver's calls to the crew. The
 loop's own thread takes the turn whenever it wakes, and sleeps until the driver's next limit. A thread of this
 library that brings an answer takes it as well, if it is free, and goes on with the round from there. Nobody
-waits for the turn but the loop's thread, and whoever has it waits for nothing.
+waits for the turn but the loop's thread, and whoever has it waits for nothing. Transports are woken by the
+loop's own thread, after its turn: their code may take its time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -74,8 +76,12 @@ class RoundLoop:
     def run(self) -> RoundResult:
         """Drive the round; returns its result once it is Released."""
         self._inbox.appendleft(self.driver.start)
-        while self._go_on():
-            self._sleep()
+        try:
+            while self._go_on():
+                self._sleep()
+        except BaseException as error:
+            self._broken = error  # so that no other thread goes on without a loop that keeps the limits
+            raise
         self._observers.flush(self._flush)
         return self.driver.result()
 
@@ -98,16 +104,17 @@ class RoundLoop:
             if self._broken is not None:
                 raise self._broken
             self._wakes = self.driver.due
-            return not self.driver.over
+            over = self.driver.over
+        for port in self._crew.ports:
+            port.look()
+        return not over
 
     def _sleep(self) -> None:
         wait = self._wakes - self._clock.now()
         # What arrived since the turn was given back has rung; what arrived while it was held has not.
         if wait > 0 and not self._inbox:
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._alarm.get(timeout=min(wait, _LONGEST))
-            except queue.Empty:
-                return
 
     def _post(self, move: _Move) -> None:
         self._inbox.append(move)
@@ -123,11 +130,12 @@ class RoundLoop:
         while self._inbox and not self._ended() and self._turn.acquire(blocking=False):
             try:
                 self._catch_up()
+                wanted = self._ended() or self.driver.due < self._wakes
             except BaseException as error:  # noqa: BLE001 - an error of ours, which `run` raises
-                self._broken = error
+                self._broken, wanted = error, True
             finally:
                 self._turn.release()
-            if self._ended() or self.driver.due < self._wakes:
+            if wanted or any(port.changed for port in self._crew.ports):
                 self._alarm.put(None)
 
     def _ended(self) -> bool:
@@ -163,8 +171,6 @@ class RoundLoop:
             records = self.driver.round.records(self._told)
             self._told += len(records)
             self._observers.tell(records)
-        for port in self._crew.ports:
-            port.look()
         for call in calls:
             self._crew.carry_out(call)
 

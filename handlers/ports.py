@@ -68,14 +68,22 @@ class RoundPort:
         if self.closed:
             wake()
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to see since the last look."""
+        return self._seen != self._now()
+
     def look(self) -> None:
-        """Wake the transport if something changed since the last look. Called by the loop."""
-        engines = () if self.closed else self.engines
+        """Wake the transport if something changed since the last look. Called by the loop's thread."""
+        now = self._now()
         with self._lock:
-            changed, self._seen = engines != self._seen, engines
+            changed, self._seen = now != self._seen, now
             wakers = tuple(self._wakers) if changed else ()
         for wake in wakers:
             self._safely(wake)
+
+    def _now(self) -> tuple[Participant, ...]:
+        return () if self.closed else self.engines
 
     def _safely(self, wake: Callable[[], None]) -> None:
         """The transport's code, on the thread that moves the round: its errors are the transport's."""

@@ -106,7 +106,11 @@ class Rank:
                 return False
             before = self.running
             self.machine.fire(Opened(session, expected))
-            self.silence.watch(session, limit)
+            try:
+                self.silence.watch(session, limit)
+            except RuntimeError:  # there is no thread to watch it, so it must not be open
+                self.machine.fire(AbortOrdered(session))
+                raise
         if before is not None:
             before.cancel()
             self._settle(session, before, max(0.0, end - time.monotonic()))

@@ -58,6 +58,7 @@ class RayEngine:
         self._wanted, self._closed = line, False
         self._joining = threading.Lock()
         self._line: Line | None = None
+        self._unheld = weakref.finalize(self, _nothing)
 
     def __reduce__(self) -> Any:
         """A copy in another process has connections of its own."""
@@ -151,7 +152,9 @@ class RayEngine:
             unwanted = self._closed or self._connected
             if not unwanted:
                 self._line = line
-                weakref.finalize(self, line.close)  # a link that nobody closes leaves nothing behind either
+                # A link that nobody closes leaves nothing behind either.
+                self._unheld.detach()
+                self._unheld = weakref.finalize(self, line.close)
         if unwanted:
             line.close()
 
@@ -257,6 +260,10 @@ class RayEngine:
 
 def _engine(actor: Any, name: str, line: bool) -> RayEngine:  # noqa: FBT001 - only for pickle
     return RayEngine(actor, name, line=line)
+
+
+def _nothing() -> None:
+    """What is to be done when a link without a line is forgotten."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -55,7 +55,8 @@ class RayLock:
         name: which lock; other names are other locks.
         lease: seconds for which a grant is good without a renewal; the same for all who use the lock.
         path: a file that keeps the epoch over restarts of the keeper, on storage that every node sees.
-        patience: seconds to wait for the keeper beyond what was asked for. It takes some to start.
+        patience: seconds to wait for the keeper beyond what was asked for, by whoever waits in a method. It
+            takes some to start. Where a round asks with ``begin``, the round's own limits hold.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class RayLock:
         self._first = threading.Lock()
         self._keeper: Any = None
         self._line: Line | None = None
+        self._unheld: weakref.finalize[[], RayLock]
 
     @property
     def lease(self) -> float:
@@ -233,11 +235,12 @@ class RayLock:
         before, self._line = self._line, None
         if before is not None:
             before.close()
+            self._unheld.detach()
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             offer = _answer(keeper.line.remote(), self._patience)
             self._line = None if offer is None else connect(offer)
         if self._line is not None:
-            weakref.finalize(self, self._line.close)
+            self._unheld = weakref.finalize(self, self._line.close)
 
     def _found(self) -> Any:
         if not ray.is_initialized():

@@ -11,6 +11,7 @@ every few seconds, while somebody waits. When it finds no session, it ends.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -34,10 +35,18 @@ class Silence:
         self._words = 0
 
     def watch(self, session: Session, limit: float) -> None:
-        """From now on, this is the session; ``limit`` is in seconds."""
+        """From now on, this is the session; ``limit`` is in seconds.
+
+        Raises:
+            RuntimeError: there is no thread to watch it, so it is not watched.
+        """
         with _WATCH.changed:
             self._session, self._limit, self._words = session, limit, 0
-            self._count_anew()
+            try:
+                self._count_anew()
+            except RuntimeError:
+                self._session = None
+                raise
 
     def heard(self, session: Session) -> None:
         """The trainer said something in this session. Of any other session it is no word."""
@@ -65,17 +74,19 @@ class Silence:
             if session == self._session:
                 self._session = None
 
-    def look(self, now: float) -> tuple[Session | None, float]:
-        """The session that is too late, which ends with that; and when to look again. For who watches."""
+    def look(self, now: float, tell: Callable[[Session], bool]) -> float:
+        """When to look again. A session that is too late ends, if it can be told. For who watches."""
         session = self._session
         if session is None:
-            return None, _NEVER
+            return _NEVER
         if now < self._due:
-            return None, self._due
+            return self._due
         if self._words:
-            return None, now + max(self._limit, 1.0)  # the end of the word moves the end of the session
+            return now + max(self._limit, 1.0)  # the end of the word moves the end of the session
+        if not tell(session):
+            return now + _AGAIN
         self._session = None
-        return session, _NEVER
+        return _NEVER
 
     def _count_anew(self) -> None:
         self._due = time.monotonic() + self._limit
@@ -83,6 +94,8 @@ class Silence:
 
 
 _NEVER = float("inf")
+_AGAIN = 0.5
+"""Seconds after which to try again, if there was no thread for a session that is over."""
 
 
 @final
@@ -97,31 +110,50 @@ class _Watch:
         self._workers = Workers("weightsync-silence", spare=4)
 
     def until(self, silence: Silence, due: float) -> None:
-        """Look at this one at ``due`` at the latest."""
+        """Look at this one at ``due`` at the latest.
+
+        Raises:
+            RuntimeError: nobody is watching, and no thread can be started.
+        """
         self._watched.add(silence)
         if self._looks is None:
-            self._looks = due
             self._workers.submit(self._run)
+            self._looks = due
         elif due < self._looks:
             self.changed.notify_all()
 
+    def forked(self) -> None:
+        """In a forked child nobody watches yet, and sessions of the parent are the parent's."""
+        self.changed, self._looks = threading.Condition(), None
+        self._watched = weakref.WeakSet()
+
     def _run(self) -> None:
         with self.changed:
-            while self._look() and self._looks is not None:
-                self.changed.wait(min(self._looks - time.monotonic(), threading.TIMEOUT_MAX))
+            try:
+                while self._look() and self._looks is not None:
+                    self.changed.wait(min(self._looks - time.monotonic(), threading.TIMEOUT_MAX))
+            finally:
+                self._looks = None  # whatever ended it, the next session finds that nobody watches
 
     def _look(self) -> bool:
         """Whether there is a session, of which something will have to be seen."""
         now, next_look = time.monotonic(), _NEVER
         for silence in list(self._watched):
-            late, again = silence.look(now)
-            if late is not None:
-                self._workers.submit(silence.late, late)
+            again = silence.look(now, lambda session, silence=silence: self._told(silence, session))  # type: ignore[misc]
             if again == _NEVER:
                 self._watched.discard(silence)
             next_look = min(next_look, again)
         self._looks = next_look if next_look < _NEVER else None
         return self._looks is not None
 
+    def _told(self, silence: Silence, session: Session) -> bool:
+        try:
+            self._workers.submit(silence.late, session)
+        except RuntimeError:  # no thread can be started
+            return False
+        return True
+
 
 _WATCH = _Watch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WATCH.forked)

@@ -11,8 +11,11 @@ that very thread. Then it does that as well, since to wake another one takes lon
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -20,6 +23,8 @@ from typing import Any
 from .threads import OwnThread, settle
 
 __all__ = ["Workers"]
+
+_LOGGER = logging.getLogger("weightsync")
 
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
@@ -48,6 +53,7 @@ class Workers:
         self._here = _Here()
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
         self._closed = False
+        _POOLS.add(self)
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run ``work(*args)`` in a thread of the pool: at once, or when this one's callbacks have returned.
@@ -78,6 +84,10 @@ class Workers:
         for inbox in idle:
             inbox.put(None)
 
+    def forked(self) -> None:
+        """In a forked child there is none of the threads, and a lock may be held by one of them."""
+        self._lock, self._idle, self._here = threading.Lock(), [], _Here()
+
     def _serve(self, inbox: queue.SimpleQueue[_Job | None]) -> None:
         while (job := inbox.get()) is not None:
             while job is not None:
@@ -90,8 +100,11 @@ class Workers:
     def _run(self, future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> _Job | None:
         """Do a job, unless whoever asked for it has cancelled it; hands back the one that follows from it."""
         here = self._here
-        if future.set_running_or_notify_cancel():
-            settle(future, work, args, self._over)
+        try:
+            if future.set_running_or_notify_cancel():
+                settle(future, work, args, self._over)
+        except BaseException:
+            _LOGGER.exception("a callback raised in a thread of %s", self._name)
         here.ending = False
         del future, work, args  # an error keeps the frames it came through, and with them what they hold
         job, here.following = here.following, None
@@ -99,3 +112,15 @@ class Workers:
 
     def _over(self) -> None:
         self._here.ending = True
+
+
+_POOLS: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for pool in list(_POOLS):
+        pool.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Octets", "dtype_name", "flat", "read", "write"]
+from ..fsm.tensors import span
+
+__all__ = ["Octets", "dtype_name", "flat", "has_memory", "read", "write"]
 
 Octets = NDArray[np.uint8]
 
@@ -36,11 +38,23 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory for every element: a storage can be resized to nothing under its tensors.
+
+    To read such a tensor ends the process, or hands out what happens to lie there.
+    """
+    reach = span(tensor.shape, tensor.stride())
+    end = (tensor.storage_offset() + reach) * tensor.element_size()
+    return not reach or tensor.untyped_storage().nbytes() >= end
+
+
 def flat(tensor: torch.Tensor) -> Octets | None:
     """The bytes of ``tensor`` without a copy, or None if they do not lie in order in this memory."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
-    octets: Octets = tensor.detach().view(-1).view(torch.uint8).numpy()
+    # A tensor of one row counts as contiguous whatever its steps, which a view as bytes does not allow.
+    line = tensor.detach().as_strided((tensor.numel(),), (1,))
+    octets: Octets = line.view(torch.uint8).numpy()
     return octets
 
 

@@ -22,7 +22,7 @@ from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.driver import Driver
 from .fsm.errors import RoundInProgress, RoundTimedOut, SetupError
 from .fsm.facts import opening
-from .fsm.ledger import LedgerKeeper
+from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
@@ -37,6 +37,10 @@ from .joining import ledger_for, lock_for, sort_handlers, transport_for, weights
 from .pending import Pending
 
 __all__ = ["Pending", "WeightSync"]
+
+_TAKEN = (StaleVersion, VersionBound)
+_AHEAD = 1 << 6
+"""How far ahead of the newest version a number is chosen at most, when others keep taking the next ones."""
 
 
 class WeightSync:
@@ -240,20 +244,29 @@ class WeightSync:
 
     def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:
         """Run the round; a retry is a new round with a fresh membership and a full resend."""
-        attempt = 1
+        attempt = ahead = 1
         while True:
-            result = self._one(pending, step, attempt, weights)
+            result = self._one(pending, step, attempt, weights, ahead)
             self._books.settle(result)
             done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
-            if done or attempt >= self.policy.attempts or pending.cancelled is not None:
+            if done or pending.cancelled is not None:
+                return result
+            if pending.version is None and isinstance(result.error, _TAKEN) and ahead < _AHEAD:
+                # Another trainer took the number while this one waited for the lock. Those who wait with it
+                # take the next ones: to be done once it has to be further ahead than they are.
+                ahead *= 2
+                continue
+            if attempt >= self.policy.attempts:
                 return result
             attempt += 1
 
-    def _one(self, pending: Pending, step: int, attempt: int, weights: Weights) -> RoundResult:
+    def _one(
+        self, pending: Pending, step: int, attempt: int, weights: Weights, ahead: int = 1
+    ) -> RoundResult:
         limits, begun = self.policy.limits(), self._clock.now()
         self._books.refresh(limits.engine)
         roster = self._books.roster()
-        version = self._version_of(pending, weights, limits.idle)
+        version = self._version_of(pending, weights, limits.idle, ahead)
         limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))
         facts = opening(
             round=uuid.uuid4().hex[:12],
@@ -277,11 +290,11 @@ class WeightSync:
         pending.started(loop)
         return loop.run()
 
-    def _version_of(self, pending: Pending, weights: Weights, limit: float) -> int:
-        """The number for these weights: the caller's, if the ledger admits it, or the next free one."""
+    def _version_of(self, pending: Pending, weights: Weights, limit: float, ahead: int) -> int:
+        """The number for these weights: the caller's, if the ledger admits it, or a free one."""
         if pending.version is None:
             known = (self._ledger.current().newest, self._books.newest())
-            return max((each + 1 for each in known if each is not None), default=0)
+            return max((each for each in known if each is not None), default=-1) + ahead
         try:
             digest = self._workers.submit(self._digest, weights).result(timeout=limit)
         except TimeoutError as error:
