@@ -586,6 +586,15 @@ class TestAborts:
         assert eventually(lambda: no_more_than(before))
 
 
+def test_where_a_hub_listens_is_known_after_its_end_too() -> None:
+    """An abort may come while the tickets are written: that is no error of a socket."""
+    hub = Hub("127.0.0.1", 2, "plan", lambda: None)
+    host, port = hub.host, hub.port
+    hub.close("aborted")
+    assert (hub.host, hub.port) == (host, port)
+    assert port > 0
+
+
 class Deaf(SmallLink):
     """Joins, makes its side of the group, says that it is ready, and then does nothing at all."""
 

@@ -83,6 +83,9 @@ class Hub:
         self.formed = False
         self._size, self._fingerprint, self._ring = size, fingerprint, ring
         self._listener = _listen(address, size)
+        # Noted now: whoever asks later may do so beside an abort, which closes the socket.
+        host, port, *_ = self._listener.getsockname()
+        self.host, self.port = str(host), int(port)
         self._members: dict[int, _Peer] = {}
         self._lock = threading.Lock()
         self._kept: list[tuple[str, bytes]] = []
@@ -95,16 +98,6 @@ class Hub:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="weightsync-hub", daemon=True)
         self._thread.start()
-
-    @property
-    def host(self) -> str:
-        """The address it listens at."""
-        return str(self._listener.getsockname()[0])
-
-    @property
-    def port(self) -> int:
-        """And the port."""
-        return int(self._listener.getsockname()[1])
 
     def absent(self) -> list[int]:
         """The ranks that have not joined."""
