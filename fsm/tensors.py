@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from .errors import PlanError
 
@@ -96,11 +97,19 @@ def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(name, dtype, tuple(shape), math.prod(shape) * _itemsize(name, dtype))
 
 
-def span(shape: Sequence[int], steps: Sequence[int]) -> int:
-    """How many elements of memory a tensor reaches over, from its first to its last, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+def has_memory(tensor: Any) -> bool:
+    """Whether there is memory for every element of ``tensor``, which tells its strides as torch's do.
+
+    A storage can be resized to nothing under its tensors. To read such a tensor ends the process, or hands
+    out what happens to lie there; to write it ends the process.
+    """
+    if 0 in tensor.shape:
+        return True
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in steps)
+    end: int = (last + 1) * tensor.element_size()
+    room: int = tensor.untyped_storage().nbytes()
+    return room >= end
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -22,7 +22,7 @@ import torch
 
 from ..fsm.errors import PlanError
 from ..fsm.plan import Plan
-from ..fsm.tensors import TensorSpec, diff, span, spec
+from ..fsm.tensors import TensorSpec, diff, has_memory, spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +126,7 @@ class StagingSink(_Live):
                     continue  # it goes by another name, or there is nothing to copy
                 if name != of and of in tensors and _place(live) == _place(tensors[of]):
                     continue  # the engine ties them, too
-                if not _has_memory(live):  # to write it would end the process
+                if not has_memory(live):  # to write it would end the process
                     raise PlanError(f"tensor {name!r}: the engine gave its memory away during the session")
                 live.copy_(self._staged[of])
 
@@ -188,18 +188,12 @@ def _unwritable(tensors: Mapping[str, Tensor]) -> list[str]:
             why, what = "has no memory for it (device meta)", "materialise it first"
         elif any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
             why, what = "holds an expanded view, whose elements share memory", "make it contiguous first"
-        elif not _has_memory(tensor):
+        elif not has_memory(tensor):
             why, what = "has no memory for it, its storage was resized", "wake it up or gather it first"
         else:
             continue
         lines.append(f"tensor {name!r}: the engine {why}; {what}")
     return lines
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    reach = span(tensor.shape, tensor.stride())
-    end = (tensor.storage_offset() + reach) * tensor.element_size()
-    return not reach or tensor.untyped_storage().nbytes() >= end
 
 
 def _torn_ties(tensors: Mapping[str, Tensor], covered: Mapping[str, str]) -> list[str]:

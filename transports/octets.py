@@ -23,9 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..fsm.tensors import span
-
-__all__ = ["Octets", "dtype_name", "flat", "has_memory", "read", "write"]
+__all__ = ["Octets", "dtype_name", "flat", "read", "write"]
 
 Octets = NDArray[np.uint8]
 
@@ -36,16 +34,6 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def dtype_name(dtype: torch.dtype) -> str:
     """What plans call a dtype: as torch prints it, without the prefix."""
     return str(dtype).removeprefix("torch.")
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether there is memory for every element: a storage can be resized to nothing under its tensors.
-
-    To read such a tensor ends the process, or hands out what happens to lie there.
-    """
-    reach = span(tensor.shape, tensor.stride())
-    end = (tensor.storage_offset() + reach) * tensor.element_size()
-    return not reach or tensor.untyped_storage().nbytes() >= end
 
 
 def flat(tensor: torch.Tensor) -> Octets | None:

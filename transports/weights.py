@@ -22,9 +22,9 @@ import torch
 from ..fsm.contract import Weights
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Plan, make_plan
-from ..fsm.tensors import TensorSpec, Tie, spec
+from ..fsm.tensors import TensorSpec, Tie, has_memory, spec
 from .digest import digest_of
-from .octets import dtype_name, has_memory
+from .octets import dtype_name
 from .sources import deferred, pairs
 
 __all__ = ["TorchWeights", "tensors_of"]
@@ -157,13 +157,13 @@ def _read(source: Any) -> tuple[dict[str, torch.Tensor], tuple[Tie, ...]]:
     starting: dict[int, list[str]] = {}
     ties: list[Tie] = []
     for name, tensor in pairs(source):
-        # Where it starts tells nearly all of them apart; one without elements may start nowhere.
-        start = tensor.data_ptr()
         if not has_memory(tensor):
             raise PlanError(
                 f"tensor {name!r} has no memory, its storage was resized: gather it first (FSDP: inside "
                 "summon_full_params, or send a full state dict)"
             )
+        # Where it starts tells nearly all of them apart; one without elements may start nowhere.
+        start = tensor.data_ptr()
         there = starting.get(start)
         of = next((other for other in there if _same(named[other], tensor)), None) if there else None
         if of is not None:
