@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -93,6 +94,7 @@ class Line:
         self._number = 0
         self._over = False
         self._mine = os.getpid()
+        self._forgotten: weakref.finalize[..., Any] | None = None
         self._process = _process_of(connection)
         self._poll = select.poll()
         for number in (connection.fileno(), self._process):
@@ -121,6 +123,10 @@ class Line:
                 return True
             del self._pending[number]
             return False
+
+    def end_with(self, owner: object) -> None:
+        """Close it when ``owner`` is forgotten: one that nobody closes leaves nothing behind either."""
+        self._forgotten = weakref.finalize(owner, self.close)
 
     def close(self) -> None:
         """End the conversation; whoever waits for an answer is told so. Idempotent."""
@@ -154,6 +160,8 @@ class Line:
             closed, self._over = self._over, True
             pending, self._pending = self._pending, {}
             self._socket.close()
+        if self._forgotten is not None:
+            self._forgotten.detach()
         # Whoever closed it does not wait to know what became of the actor.
         broken = Broken(why, gone=bool(pending) and not closed and self._ended(_ENDING))
         if self._process is not None:

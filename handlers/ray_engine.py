@@ -12,7 +12,6 @@ one before.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -58,7 +57,6 @@ class RayEngine:
         self._wanted, self._closed = line, False
         self._joining = threading.Lock()
         self._line: Line | None = None
-        self._unheld = weakref.finalize(self, _nothing)
 
     def __reduce__(self) -> Any:
         """A copy in another process has connections of its own."""
@@ -152,9 +150,7 @@ class RayEngine:
             unwanted = self._closed or self._connected
             if not unwanted:
                 self._line = line
-                # A link that nobody closes leaves nothing behind either.
-                self._unheld.detach()
-                self._unheld = weakref.finalize(self, line.close)
+                line.end_with(self)
         if unwanted:
             line.close()
 
@@ -260,10 +256,6 @@ class RayEngine:
 
 def _engine(actor: Any, name: str, line: bool) -> RayEngine:  # noqa: FBT001 - only for pickle
     return RayEngine(actor, name, line=line)
-
-
-def _nothing() -> None:
-    """What is to be done when a link without a line is forgotten."""
 
 
 def _first_line(error: BaseException) -> str:

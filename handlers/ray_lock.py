@@ -18,7 +18,6 @@ import contextlib
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -73,7 +72,6 @@ class RayLock:
         self._first = threading.Lock()
         self._keeper: Any = None
         self._line: Line | None = None
-        self._unheld: weakref.finalize[[], RayLock]
 
     @property
     def lease(self) -> float:
@@ -235,12 +233,11 @@ class RayLock:
         before, self._line = self._line, None
         if before is not None:
             before.close()
-            self._unheld.detach()
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             offer = _answer(keeper.line.remote(), self._patience)
             self._line = None if offer is None else connect(offer)
         if self._line is not None:
-            self._unheld = weakref.finalize(self, self._line.close)
+            self._line.end_with(self)
 
     def _found(self) -> Any:
         if not ray.is_initialized():
