@@ -74,7 +74,7 @@ class Silence:
             if session == self._session:
                 self._session = None
 
-    def look(self, now: float, tell: Callable[[Session], bool]) -> float:
+    def look(self, now: float, tell: Callable[[Silence, Session], bool]) -> float:
         """When to look again. A session that is too late ends, if it can be told. For who watches."""
         session = self._session
         if session is None:
@@ -83,7 +83,7 @@ class Silence:
             return self._due
         if self._words:
             return now + max(self._limit, 1.0)  # the end of the word moves the end of the session
-        if not tell(session):
+        if not tell(self, session):
             return now + _AGAIN
         self._session = None
         return _NEVER
@@ -130,21 +130,21 @@ class _Watch:
     def _run(self) -> None:
         with self.changed:
             try:
-                while self._look() and self._looks is not None:
-                    self.changed.wait(min(self._looks - time.monotonic(), threading.TIMEOUT_MAX))
+                while (looks := self._look()) is not None:
+                    self.changed.wait(min(looks - time.monotonic(), threading.TIMEOUT_MAX))
             finally:
                 self._looks = None  # whatever ended it, the next session finds that nobody watches
 
-    def _look(self) -> bool:
-        """Whether there is a session, of which something will have to be seen."""
+    def _look(self) -> float | None:
+        """When to look again; None if there is no session."""
         now, next_look = time.monotonic(), _NEVER
         for silence in list(self._watched):
-            again = silence.look(now, lambda session, silence=silence: self._told(silence, session))  # type: ignore[misc]
+            again = silence.look(now, self._told)
             if again == _NEVER:
                 self._watched.discard(silence)
             next_look = min(next_look, again)
         self._looks = next_look if next_look < _NEVER else None
-        return self._looks is not None
+        return self._looks
 
     def _told(self, silence: Silence, session: Session) -> bool:
         try:

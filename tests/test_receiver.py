@@ -285,7 +285,7 @@ class TestAGoodRound:
             engine.receiver.commit(session(epoch))
             engine.receiver.resume(session(epoch))
         silence = engine.receiver._rank.silence
-        assert silence.look(time.monotonic(), lambda session: False) == float("inf")
+        assert silence.look(time.monotonic(), lambda *_: False) == float("inf")
         watched = weakref.ref(engine.receiver._rank)
         del engine, silence
         gc.collect()
