@@ -102,7 +102,7 @@ class Crew:
                 future = self._at_once(call) or self.workers.submit(self._JOBS[call.act], self, call)
                 if call.act is Act.acquire and self.parts.weights.ready:
                     # The digest can be worked out while the lock service is asked, which comes first.
-                    self._planning = self.workers.submit(self._planned)
+                    self._planning = self.workers.submit(self._make_plan, call)
         except BaseException as error:  # noqa: BLE001 - a link or a pool that raises answers like one that fails
             self.answer(call.number, None, error)
         else:
@@ -145,6 +145,8 @@ class Crew:
         return None
 
     def _entered(self, first: Future[Any] | None, asked: float) -> Future[Any] | None:
+        if first is None:
+            return None
         answer = begun()
 
         def done(replied: Future[Any]) -> None:
@@ -159,8 +161,6 @@ class Crew:
             except BaseException as error:  # noqa: BLE001 - it is the answer
                 answer.set_exception(error)
 
-        if first is None:
-            return None
         first.add_done_callback(done)
         return answer
 
@@ -207,9 +207,6 @@ class Crew:
     # -- the trainer -----------------------------------------------------------------------------------------
 
     def _make_plan(self, call: Call) -> Expectation:
-        return self._planned()
-
-    def _planned(self) -> Expectation:
         parts, weights = self.parts, self.parts.weights
         weights.materialize()
         plan = weights.plan(parts.bucket_bytes)

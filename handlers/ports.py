@@ -86,7 +86,7 @@ class RoundPort:
         return () if self.closed else self.engines
 
     def _safely(self, wake: Callable[[], None]) -> None:
-        """The transport's code, on the thread that moves the round: its errors are the transport's."""
+        """The transport's code, on the loop's thread: its errors are the transport's."""
         try:
             wake()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the round goes its way
