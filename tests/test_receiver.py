@@ -34,7 +34,7 @@ from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt
 from weightsync.fsm.states import EngineState
 from weightsync.handlers.receiver import FAULT_POINTS, Receiver
-from weightsync.handlers.silence import _WATCH
+from weightsync.handlers.silence import _WATCH, _Watch
 from weightsync.handlers.sink import InPlaceSink, StagingSink
 from weightsync.handlers.threads import spawn
 from weightsync.transports.digest import digest
@@ -744,6 +744,24 @@ class TestLimit:
             assert engine.is_in(EngineState.Serving)
         with pytest.raises(StaleSession):  # in whichever of its steps it was then
             receiving.result(SOON)
+
+    def test_a_session_that_nobody_can_watch_is_not_open(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system is out of threads: the engine goes on with the old weights, and takes the next one."""
+        engine = Engine()
+
+        def start(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("weightsync.handlers.silence._WATCH", _Watch())
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                engine.open(ONE)
+        assert engine.is_in(EngineState.Serving)
+        assert engine.generates()
+        engine.open(session(2), limit=0.05)
+        with engine.receiver.gate.admit(limit=SOON):
+            assert engine.is_in(EngineState.Serving)
 
     def test_every_word_counts(self) -> None:
         """Frames, and commits from when they are done, put the limit off."""
