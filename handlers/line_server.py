@@ -125,10 +125,12 @@ class LineServer:
 
     def close(self) -> None:
         """Close every connection, and take the folder away. Idempotent."""
+        if os.getpid() != self._process:  # a forked child ends nothing of its parent's
+            return
         with self._lock:
             closed, self._closed = self._closed, True
             peers = list(self._peers)
-        if closed or os.getpid() != self._process:  # a forked child ends nothing of its parent's
+        if closed:
             return
         atexit.unregister(self.close)
         with contextlib.suppress(OSError):
