@@ -281,7 +281,7 @@ class _Peer:
         """Have got a word. Whether another should wait now, because nobody does; but not too many at once."""
         with self._lock:
             self._waiting -= 1
-            return not self._waiting and self._holders <= _BUSY
+            return not self._waiting and self._holders < _BUSY
 
     def send(self, frame: bytes) -> None:
         """Answer. Who is gone does not hear it; one that is stopped holds up its own answers only."""
