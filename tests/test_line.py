@@ -21,7 +21,15 @@ import pytest
 
 from weightsync.fsm.errors import EngineError
 from weightsync.handlers import line_server
-from weightsync.handlers.frames import LONGEST, NotPlain, encoded, frame_socket, prove_to, received
+from weightsync.handlers.frames import (
+    LONGEST,
+    NotPlain,
+    accept_peer,
+    encoded,
+    frame_socket,
+    prove_to,
+    received,
+)
 from weightsync.handlers.futures import begun
 from weightsync.handlers.line import Broken, Kept, Line, connect
 from weightsync.handlers.line_server import LineServer
@@ -31,6 +39,14 @@ SOON = 30.0
 
 class OutOfTune(Exception):
     """An error of a user's own."""
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 class Actor:
@@ -48,6 +64,8 @@ class Actor:
                 raise OutOfTune("at fail")
             case ["odd"]:
                 return {1, 2}
+            case ["deep"]:
+                return nested(sys.getrecursionlimit())
             case ["stick"]:
                 self.stuck.release()
                 assert self.freed.wait(SOON)
@@ -124,6 +142,14 @@ def raw(server: LineServer) -> socket.socket:
     connection.settimeout(SOON)
     connection.connect(server.offer[2])
     return connection
+
+
+def check_open(server: LineServer) -> None:
+    """Whoever knows the secret is welcome."""
+    line = connect(server.offer)
+    assert line is not None
+    assert asking(line, "echo", 1).result(SOON) == 1
+    line.close()
 
 
 def closed(connection: socket.socket) -> bool:
@@ -248,6 +274,26 @@ class TestWords:
         actor.freed.set()
         assert [each.result(SOON) for each in stuck] == ["freed"] * 10
 
+    def test_only_so_many_words_of_one_trainer_are_under_way(self, server: LineServer, actor: Actor) -> None:
+        """The others wait, so that no trainer fills the actor with threads; they are heard when there is one.
+
+        Another trainer does not wait with them.
+        """
+        before, busy, more = set(threading.enumerate()), line_server._BUSY, 10
+        line = connect(server.offer)
+        assert line is not None
+        stuck = [asking(line, "stick") for _ in range(busy + more)]
+        for _ in range(busy):
+            assert actor.stuck.acquire(timeout=SOON)
+        # One that took a word, and would have another thread wait for the next, has begun it before.
+        threads = {each for each in threading.enumerate() if each.name == "weightsync-word"}
+        assert len(threads - before) == busy
+        check_open(server)
+        actor.freed.set()
+        assert [each.result(SOON) for each in stuck] == ["freed"] * (busy + more)
+        assert asking(line, "echo", 1).result(SOON) == 1
+        line.close()
+
     def test_two_trainers(self, line: Line, server: LineServer, actor: Actor) -> None:
         """Neither waits for the other, nor gets its answers."""
         other = connect(server.offer)
@@ -333,6 +379,46 @@ class TestStrangers:
         assert line is not None
         line.close()
 
+    @pytest.mark.parametrize(
+        "octets", [b'["\\ud800", "nonce"]', b'["proof", "\\ud800"]'], ids=["proof", "nonce"]
+    )
+    def test_a_greeting_that_has_no_encoding(self, server: LineServer, octets: bytes) -> None:
+        """It is no proof, as any other string is none: however many of them come, the line stays open."""
+        here, there = pair()
+        with here, there:
+            there.sendall(octets)
+            with pytest.raises(ConnectionError, match="does not know the secret"):
+                accept_peer(here, server.offer[3])
+        for _ in range(line_server._STRANGERS + 1):
+            with raw(server) as connection:
+                connection.sendall(octets)
+                assert closed(connection)
+        check_open(server)
+
+    def test_a_nonce_that_has_no_encoding(self, server: LineServer) -> None:
+        """An actor that says one gets a proof that proves nothing to anybody else."""
+        here, there = pair()
+        with here, there:
+            there.sendall(b'["\\ud800"]')
+            there.sendall(encoded(["f" * 64]))
+            with pytest.raises(ConnectionError, match="does not know the secret"):
+                prove_to(here, server.offer[3])
+
+    def test_whatever_a_stranger_brings_about(
+        self, server: LineServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its connection ends, and its place is free for others."""
+
+        def accept(connection: socket.socket, secret: bytes) -> None:
+            raise OutOfTune
+
+        with monkeypatch.context() as patched:
+            patched.setattr(line_server, "accept_peer", accept)
+            for _ in range(line_server._STRANGERS + 1):
+                with raw(server) as connection:
+                    assert closed(connection)
+        check_open(server)
+
     def test_nobody_else_gets_in(self, server: LineServer) -> None:
         """The folder and the socket are the user's alone."""
         path = Path(server.offer[2])
@@ -364,6 +450,13 @@ class TestEnds:
         assert not broken.value.gone
         assert line.over
         assert not line.ask(["echo", 1], lambda *_: None)
+
+    def test_whatever_an_answer_brings_about(self, line: Line, server: LineServer) -> None:
+        """If it cannot even be refused the connection ends, and whoever waits is told so."""
+        with pytest.raises(Broken):
+            asking(line, "deep").result(SOON)
+        until(lambda: line.over)
+        check_open(server)
 
     def test_the_actor_closes(self, line: Line, server: LineServer, actor: Actor) -> None:
         """Its process goes on, so it is not known to be gone."""
