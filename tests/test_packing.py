@@ -13,6 +13,7 @@ from weightsync.fsm.contract import Bucketful
 from weightsync.fsm.errors import PlanError, TransportError
 from weightsync.fsm.layout import Bucket, Piece, Plan
 from weightsync.fsm.plan import DTYPE_SIZES, make_plan, spec
+from weightsync.transports.digest import digest_of
 from weightsync.transports.octets import flat, read, write
 from weightsync.transports.packing import pack, unpack
 
@@ -67,6 +68,36 @@ def test_values_land_by_logical_order(dtype: str, here: str, there: str) -> None
     moved(plan, {"w": source}, {"w": target})
     assert octets(target) == octets(source)
     assert (target.data_ptr(), target.stride()) == before
+
+
+STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a row of a column": lambda t: t[1:2, ::9],
+    "an element": lambda t: t[1, 3:4:2],
+    "a scalar": lambda t: t[1, 3],
+    "nested": lambda t: t[None, 1:2, None, 3::9],
+    "without elements": lambda t: t[1:1, ::2],
+}
+"""Views that count as contiguous although an element's neighbour in memory is not theirs."""
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "uint8", "complex64"])
+@pytest.mark.parametrize("view", STEPS)
+def test_one_row_has_its_bytes_whatever_its_steps(dtype: str, view: str) -> None:
+    """What is read is the row's own, what is written changes nothing beside it."""
+    base, other = numbers(dtype, 3, 8), numbers(dtype, 3, 8, seed=1)
+    source, target = STEPS[view](base), STEPS[view](other)
+    assert source.is_contiguous()
+    own = flat(source)
+    assert own is not None
+    assert bytes(own) == octets(source)
+    assert digest_of([spec("w", dtype, source.shape)], {"w": source}) == digest_of(
+        [spec("w", dtype, source.shape)], {"w": source.clone()}
+    )
+    expected = other.clone()
+    STEPS[view](expected).copy_(source)
+    moved(make_plan([spec("w", dtype, source.shape)], bucket_bytes=3), {"w": source}, {"w": target})
+    assert octets(target) == octets(source)
+    assert octets(other) == octets(expected)
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 16, 50])

@@ -1,5 +1,8 @@
 """Buckets go beside the live weights or right into them, and never into anything else."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -33,6 +36,18 @@ def fill(sink: StagingSink | InPlaceSink, plan: Plan, value: float) -> None:
     with torch.no_grad():
         for tensor in sink.open(plan).values():
             tensor.fill_(value)
+
+
+@contextmanager
+def given_away(tensor: torch.Tensor, left: int) -> Iterator[None]:
+    """So many bytes are left of its memory. It is back when a failure is told, which shows every tensor."""
+    storage = tensor.untyped_storage()
+    room = storage.nbytes()
+    storage.resize_(left)
+    try:
+        yield
+    finally:
+        storage.resize_(room)
 
 
 class TestManifest:
@@ -221,6 +236,37 @@ class TestCheck:
         meta = torch.zeros(4, device="meta")
         with pytest.raises(PlanError, match=r"'a': the engine has no memory for it \(device meta\)"):
             kind({"a": meta}).check(plan_of(("a", meta)))
+
+    @BOTH
+    def test_tensors_whose_memory_was_given_away_are_refused(self, kind: Sinks) -> None:
+        """To write one would end the process. An engine that got it back is served."""
+        held = {"a": torch.zeros(4), "b": torch.zeros(2, 3).t()}
+        plan, sink = plan_of(*held.items()), kind(held)
+        sink.check(plan)
+        for name, tensor in held.items():
+            storage = tensor.untyped_storage()
+            room = storage.nbytes()
+            for left in (0, room - 1):
+                storage.resize_(left)
+                with pytest.raises(
+                    PlanError, match=f"'{name}': the engine has no memory for it, its storage"
+                ):
+                    sink.check(plan)
+            storage.resize_(room)
+        sink.check(plan)
+        fill(sink, plan, 3)
+        sink.commit(plan)
+        assert held["b"].eq(3).all()
+
+    def test_memory_that_was_given_away_during_the_session_is_not_written(self) -> None:
+        """The commit says so, and the engine's process lives."""
+        held = {"a": torch.zeros(4)}
+        plan, sink = plan_of(*held.items()), StagingSink(held)
+        sink.check(plan)
+        fill(sink, plan, 3)
+        why = "'a': the engine gave its memory away during the session"
+        with given_away(held["a"], held["a"].nbytes - 1), pytest.raises(PlanError, match=why):
+            sink.commit(plan)
 
     def test_scalars_and_empty_tensors_fit(self) -> None:
         """They are tensors like any other."""

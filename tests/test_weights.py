@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -31,6 +32,18 @@ class Tied(torch.nn.Module):
 def plan_names(weights: TorchWeights) -> list[str]:
     """The names that are sent, in order."""
     return [each.name for each in weights.plan(1 << 20).tensors]
+
+
+@contextmanager
+def given_away(tensor: torch.Tensor, left: int) -> Iterator[None]:
+    """So many bytes are left of its memory. It is back when a failure is told, which shows every tensor."""
+    storage = tensor.untyped_storage()
+    room = storage.nbytes()
+    storage.resize_(left)
+    try:
+        yield
+    finally:
+        storage.resize_(room)
 
 
 class TestSources:
@@ -133,6 +146,34 @@ class TestRefusals:
         """The order of a set differs between processes: names would stand for other tensors' bytes."""
         with pytest.raises(PlanError, match="no order"):
             TorchWeights.of(source).materialize()
+
+    @pytest.mark.parametrize("left", [0, 8], ids=["none", "some"])
+    @pytest.mark.parametrize(
+        "view",
+        [lambda t: t, lambda t: t.t(), lambda t: t[2:], lambda t: t.expand(2, 3, 4), torch.nn.Parameter],
+        ids=["whole", "transposed", "part", "expanded", "parameter"],
+    )
+    def test_a_tensor_whose_memory_was_given_away_is_refused(
+        self, view: Callable[[torch.Tensor], torch.Tensor], left: int
+    ) -> None:
+        """As a sharded model's is between its layers: what would be sent is whatever lies there now."""
+        tensor = torch.ones(3, 4)
+        source = {"good": torch.ones(2), "freed": view(tensor)}
+        why = "'freed' has no memory, its storage was resized: gather it first"
+        with given_away(tensor, left):
+            with pytest.raises(PlanError, match=why):
+                TorchWeights.of(source)
+            with pytest.raises(PlanError, match=why):
+                TorchWeights.of(lambda: source).materialize()
+        assert list(TorchWeights.of(source).tensors) == ["good", "freed"]
+
+    def test_what_memory_is_left_may_be_enough(self) -> None:
+        """A part that is still there can be sent, and what has no elements needs no memory."""
+        tensor = torch.arange(12.0).view(3, 4)
+        source = {"part": tensor[:1], "none": tensor[:0]}
+        with given_away(tensor, 16):
+            tensors = TorchWeights.of(source).tensors
+            assert tensors["part"].tolist() == [[0, 1, 2, 3]]
 
     @pytest.mark.parametrize(
         "source", [3, None, "abc", b"abc", torch.zeros(2)], ids=lambda each: type(each).__name__
