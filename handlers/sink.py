@@ -48,7 +48,10 @@ class _Live:
     def check(self, plan: Plan) -> None:
         """Raise PlanError unless the plan brings exactly what the engine holds. Changes nothing."""
         tensors = self._tensors()
-        now = (plan.fingerprint, *((name, _place(tensor)) for name, tensor in tensors.items()))
+        now = (
+            plan.fingerprint,
+            *((name, *_place(tensor), _room(tensor)) for name, tensor in tensors.items()),
+        )
         if now == self._checked:
             return  # the same plan for the very same tensors
         covered = self._names(plan)
@@ -178,6 +181,11 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     if tensor.numel() == 0 or tensor.is_meta:
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _room(tensor: Tensor) -> int:
+    """The bytes of its storage, which can be resized and get less at the same place."""
+    return tensor.untyped_storage().nbytes()
 
 
 def _unwritable(tensors: Mapping[str, Tensor]) -> list[str]:
