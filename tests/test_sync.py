@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from weightsync.fsm.errors import (
     RoundTimedOut,
     SyncFailed,
 )
+from weightsync.fsm.ledger import StaleVersion, VersionBound
 from weightsync.fsm.policy import Policy
+from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition, Outcome
-from weightsync.handlers.ledger import FileLedger
+from weightsync.handlers.ledger import FileLedger, MemoryLedger
+from weightsync.sync import Pending
 from weightsync.testing.fakes import HANG, FakeExecutor, FakeWeights, Gate
-from weightsync.testing.scene import Trainer, check_free, close_all
+from weightsync.testing.scene import PATIENCE, Trainer, check_free, close_all
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +189,91 @@ def test_a_number_that_falls_or_stands_for_other_bytes_is_refused_before_the_loc
     assert trainer.lock.status().epoch == epoch
     assert begin(3, FakeWeights(1), version=5, snapshot=False).wait().ok
     assert begin(4, FakeWeights(3), snapshot=False).wait().version == 6
+
+
+def two_trainers(path: Path, policy: Policy | None = None) -> tuple[Trainer, Trainer]:
+    """Who share a lock and the file of a ledger."""
+    first = Trainer(policy, ledger=FileLedger(path))
+    return first, Trainer(policy, ledger=FileLedger(path), lock=first.lock)
+
+
+def overtaken(first: Trainer, second: Trainer, number: int | None) -> tuple[Pending, Pending]:
+    """The second one has chosen its number, and waits for the lock, when the first one publishes its own."""
+    gate = first.held_in("Broadcasting")
+    ahead = first.sync.begin(1, FakeWeights(1), snapshot=False)
+    gate.await_visitor()
+    behind = second.sync.begin(1, FakeWeights(2), version=number, snapshot=False)
+    end = time.monotonic() + PATIENCE
+    while not first.lock.status().waiting:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    gate.open()
+    return ahead, behind
+
+
+def test_a_number_that_another_trainer_took_meanwhile_is_replaced(tmp_path: Path) -> None:
+    """It was free when this one began to wait for the lock; both rounds are complete, and none is lost."""
+    first, second = two_trainers(tmp_path / "ledger.json")
+    ahead, behind = (pending.wait() for pending in overtaken(first, second, None))
+    for result, trainer, weights in ((ahead, first, FakeWeights(1)), (behind, second, FakeWeights(2))):
+        assert (result.outcome, result.attempts) == (Outcome.complete, 1)
+        trainer.check_equal(weights)
+    assert (ahead.version, first.sync.version()) == (0, behind.version)
+    assert behind.version > ahead.version
+    check_free(first.lock)
+
+
+def test_a_number_of_ones_own_is_never_replaced(tmp_path: Path) -> None:
+    """Who chose it wants these weights to be called that; others are called that now."""
+    first, second = two_trainers(tmp_path / "ledger.json")
+    ahead, behind = (pending.wait() for pending in overtaken(first, second, 0))
+    assert ahead.outcome is Outcome.complete
+    assert (behind.outcome, behind.version) == (Outcome.failed, 0)
+    assert isinstance(behind.error, VersionBound)
+
+
+def test_trainers_that_keep_overtaking_each_other_are_all_done(tmp_path: Path) -> None:
+    """Four of them, as fast as they can, with no attempts to spare: each of their rounds is complete."""
+    path, rounds = tmp_path / "ledger.json", 5
+    policy = Policy(deadline=PATIENCE, lease=5.0)
+    first, second = two_trainers(path, policy)
+    others = [Trainer(policy, ledger=FileLedger(path), lock=first.lock) for _ in range(2)]
+    trainers = [first, second, *others]
+
+    def train(trainer: Trainer, fill: int) -> list[RoundResult]:
+        return [trainer.hand_over(step, FakeWeights(fill + step)) for step in range(1, rounds + 1)]
+
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        training = [pool.submit(train, each, 50 * number) for number, each in enumerate(trainers)]
+        results = [result for each in training for result in each.result(3 * PATIENCE)]
+    assert {result.outcome for result in results} == {Outcome.complete}
+    assert len({result.version for result in results}) == len(trainers) * rounds
+
+
+class Refusing(MemoryLedger):
+    """A ledger to which every number is too low; what it was asked for is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def bind(self, version: int, digest: str, epoch: int) -> None:
+        """Never; in the end for another reason, so that nobody asks for ever."""
+        self.asked.append(version)
+        if len(self.asked) > 100:
+            raise RuntimeError("there is no end to it")
+        raise StaleVersion(f"version {version} is too low")
+
+
+def test_a_number_is_looked_for_only_so_far_ahead() -> None:
+    """A ledger that takes none is not asked for ever; the round fails with what it said."""
+    ledger = Refusing()
+    trainer = Trainer(Policy(deadline=3.0, attempts=2), ledger=ledger)
+    result = trainer.hand_over(1, FakeWeights(1))
+    assert isinstance(result.error, StaleVersion)
+    assert (result.outcome, result.attempts) == (Outcome.failed, 2)
+    assert ledger.asked == [0, 1, 3, 7, 15, 31, 63, 63]
+    check_free(trainer.lock)
 
 
 def test_weights_that_cannot_be_read_in_time_are_given_up_on_before_the_lock() -> None:
