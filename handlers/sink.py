@@ -129,8 +129,7 @@ class StagingSink(_Live):
                     continue  # it goes by another name, or there is nothing to copy
                 if name != of and of in tensors and _place(live) == _place(tensors[of]):
                     continue  # the engine ties them, too
-                if not has_memory(live):  # to write it would end the process
-                    raise PlanError(f"tensor {name!r}: the engine gave its memory away during the session")
+                _refuse_lost(name, live)
                 live.copy_(self._staged[of])
 
     def release(self) -> None:
@@ -150,8 +149,9 @@ class InPlaceSink(_Live):
     def commit(self, plan: Plan) -> None:
         """Bring names that only the trainer ties up to date; everything else is in place already."""
         with torch.inference_mode():
-            for first, *others in self._copies(plan).values():
+            for name, (first, *others) in self._copies(plan).items():
                 for other in others:
+                    _refuse_lost(name, first, other)
                     other.copy_(first)
 
 
@@ -186,6 +186,12 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 def _room(tensor: Tensor) -> int:
     """The bytes of its storage, which can be resized and get less at the same place."""
     return tensor.untyped_storage().nbytes()
+
+
+def _refuse_lost(name: str, *tensors: Tensor) -> None:
+    """To read or write a tensor without memory would end the process."""
+    if not all(has_memory(tensor) for tensor in tensors):
+        raise PlanError(f"tensor {name!r}: the engine gave its memory away during the session")
 
 
 def _unwritable(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -284,6 +284,17 @@ class TestCheck:
         with given_away(held["a"], held["a"].nbytes - 1), pytest.raises(PlanError, match=why):
             sink.commit(plan)
 
+    @pytest.mark.parametrize("name", ["embed", "head"])
+    def test_nor_is_it_where_names_are_brought_up_to_date_in_place(self, name: str) -> None:
+        """What only the trainer ties is copied from one name to the other at the commit."""
+        held = {"embed": torch.zeros(4), "head": torch.zeros(4)}
+        plan, sink = plan_of(("embed", torch.zeros(4)), ties=(Tie("head", "embed"),)), InPlaceSink(held)
+        sink.check(plan)
+        fill(sink, plan, 3)
+        why = "'embed': the engine gave its memory away during the session"
+        with given_away(held[name], held[name].nbytes - 1), pytest.raises(PlanError, match=why):
+            sink.commit(plan)
+
     def test_scalars_and_empty_tensors_fit(self) -> None:
         """They are tensors like any other."""
         held = {"scalar": torch.tensor(1.0), "none": torch.zeros(0, 3), "none_too": torch.zeros(0, 3)}
