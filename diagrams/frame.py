@@ -17,6 +17,9 @@ FOOT = 30.0
 LEGEND = 900.0
 """Where the legend begins, to the right of the title."""
 
+PATH = "the path of this round"
+"""What the legend says of the colour of a path."""
+
 
 class Painter:
     """Collects the parts of a sheet, and refuses to finish one on which a state or a move is missing."""
@@ -65,7 +68,7 @@ class Painter:
         """
         self._check("state", {(node.name,) for node in self.model.nodes})
         self._check("move", set(self._edges))
-        legend, samples = _legend(LEGEND, 50.0)
+        legend, samples = _legend(LEGEND, 50.0, self.trace)
         return Sheet(
             title=f"{self.model.name}: {self.model.summary}",
             width=WIDTH,
@@ -93,13 +96,16 @@ class Painter:
         return column.texts
 
 
-def _legend(x: float, y: float) -> tuple[tuple[Text, ...], tuple[Arrow, ...]]:
-    """How to read a label, and the three kinds of arrows."""
+def _legend(x: float, y: float, trace: Trace | None) -> tuple[tuple[Text, ...], tuple[Arrow, ...]]:
+    """How to read a label, and the kinds of arrows: of three tones, and of a path if there is one."""
     reading = (Run("Fact", Ink.event), Run(" [guard]", Ink.guard), Run(" / orders", Ink.order))
     texts = [Text(x, y, Font.code, reading)]
     arrows: list[Arrow] = []
-    for tone in Tone:
+    kinds = [(tone, Look.usual, Run(tone.value, Ink.prose)) for tone in Tone]
+    if trace is not None:
+        kinds.append((Tone.plain, Look.taken, Run(PATH, Ink.trace)))
+    for tone, look, said in kinds:
         y += 19
-        arrows.append(Arrow((), ((x, y - 4), (x + 34, y - 4)), tone))
-        texts.append(Text(x + 46, y, Font.body, (Run(tone.value, Ink.prose),)))
+        arrows.append(Arrow((), ((x, y - 4), (x + 34, y - 4)), tone, look))
+        texts.append(Text(x + 46, y, Font.body, (said,)))
     return tuple(texts), tuple(arrows)

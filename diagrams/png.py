@@ -33,7 +33,7 @@ def _resvg() -> Any:
     try:
         return importlib.import_module("resvg_py")
     except ImportError as error:
-        raise DrawingToolMissing("a PNG needs an extra: pip install 'weightsync[png]'") from error
+        raise DrawingToolMissing("a PNG needs resvg-py, the extra png: pip install resvg-py") from error
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -80,9 +81,12 @@ def write(
 ) -> Path:
     """Draw into a file, whose suffix says what it will hold. The file is whole or as it was before.
 
+    Missing folders are made, once there is something to put into them.
+
     Raises:
         FormatUnknown: the suffix is unknown, or ``format`` says something else.
         DrawingToolMissing, NoPlace: see ``render``.
+        OSError: it cannot be written there; the error names ``path``.
     """
     path = Path(path)
     wanted = _SUFFIXES.get(path.suffix.lower())
@@ -91,6 +95,7 @@ def write(
     if format not in (None, wanted):
         raise FormatUnknown(f"{path.name!r} is a name for {wanted}, and {format} was asked for")
     drawn = render(table, wanted, trace)
+    path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, drawn if isinstance(drawn, bytes) else drawn.encode())
     return path
 
@@ -116,10 +121,16 @@ def write_all(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of what is at ``path``, in one step."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """Put ``content`` in place of what is at ``path``, in one step. Its mode is that of any new file."""
+    beside = path.with_name(
+        f".{uuid.uuid4().hex}"
+    )  # not longer than the name itself, which may be at its limit
     try:
         beside.write_bytes(content)
         beside.replace(path)
+    except OSError as error:
+        # Nobody but us knows the file beside it.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -185,6 +185,8 @@ def test_no_two_boxes_overlap(sheet: Sheet) -> None:
     """Neither cards nor labels lie on one another, and all are on the page."""
     page = Box(0, 0, sheet.width, sheet.height)
     assert all(page.holds(panel.box) for panel in sheet.panels)
+    inside = Box(16, 16, sheet.width - 32, sheet.height - 32)
+    assert not [text for text in sheet.texts if not inside.holds(text.box)]
     assert [(a.ends, b.ends) for a, b in combinations(sheet.panels, 2) if a.box.overlaps(b.box)] == []
 
 
@@ -448,13 +450,46 @@ def test_a_failed_drawing_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("place", ["/proc/a.svg", "{tmp}/folder.svg"])
+def test_a_file_that_cannot_be_written_is_named_as_the_user_did(place: str, tmp_path: Path) -> None:
+    """Not by the name of the file beside it, which nobody knows; and that one is gone."""
+    path = Path(place.format(tmp=tmp_path))
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(OSError) as refused:  # noqa: PT011 - which one it is differs by the place
+        write(path, ROUND)
+    assert (refused.value.filename, refused.value.filename2) == (str(path), None)
+    assert refused.value.strerror
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.svg"]
+
+
+def test_a_name_may_be_as_long_as_names_are(tmp_path: Path) -> None:
+    """The file beside it does not need more letters than the system allows."""
+    path = write(tmp_path / f"{'x' * 251}.svg", ROUND)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_picture_is_a_file_like_any_other(umask: int, mode: int, tmp_path: Path) -> None:
+    """Its mode follows the umask, whatever an older file allowed."""
+    path = tmp_path / "a.svg"
+    path.touch(0o600)
+    before = os.umask(umask)
+    try:
+        write(path, ROUND)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
 # ---------------------------------------------------------------------------------------------- PNG
 
 
 def test_a_png_without_its_extra_says_which_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One line names what to install, and no file appears."""
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(DrawingToolMissing, match=r"^a PNG needs an extra: pip install 'weightsync\[png\]'$"):
+    with pytest.raises(
+        DrawingToolMissing, match=r"^a PNG needs resvg-py, the extra png: pip install resvg-py$"
+    ):
         write(tmp_path / "a.png", ROUND)
     assert list(tmp_path.iterdir()) == []
 

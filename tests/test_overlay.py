@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from weightsync.diagrams import Trace, read_trace, render
+from weightsync.diagrams.frame import PATH
 from weightsync.diagrams.overlay import duration
 from weightsync.fsm.engine_table import ENGINE
 from weightsync.fsm.errors import ReplayMismatch
@@ -89,6 +90,15 @@ def test_the_svg_shows_precisely_the_path(facts: tuple[Fact, ...], edges: list[E
     assert {g.get("data-state") for g in elements(drawn, "state", "faded")} == {
         s.name for s in ROUND.states
     } - visited
+
+
+def test_the_legend_explains_the_colour_of_a_path() -> None:
+    """With an arrow in that colour, and only where there is a path."""
+    bare, traced = render(ROUND, "svg"), render(ROUND, "svg", read_trace(ROUND, log(*GOOD)))
+    assert [g for g in elements(traced, "arrow", "taken") if g.get("data-source") is None]
+    assert f'<tspan class="trace">{PATH}</tspan>' in traced
+    assert not elements(bare, "arrow", "taken")
+    assert PATH not in bare
 
 
 @pytest.mark.parametrize(("facts", "edges"), PATHS)

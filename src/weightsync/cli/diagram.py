@@ -85,7 +85,6 @@ def _draw(arguments: argparse.Namespace) -> int:
     table = _table(arguments.table)
     trace = None if arguments.trace is None else _trace(table, arguments.trace, arguments.round)
     if arguments.output is not None:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         write(arguments.output, table, arguments.format, trace)
         return 0
     wanted = arguments.format or "mermaid"
