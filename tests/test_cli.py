@@ -131,7 +131,12 @@ BAD: dict[str, tuple[str, str]] = {
     "no format":           ("diagram --format oil", "no such format: 'oil'"),
     "no ending":           ("diagram --output {tmp}/picture", "'picture' names no format"),
     "another ending":      ("diagram --output {tmp}/a.svg --format dot", "'a.svg' is a name for svg"),
-    "a folder in a file":  ("diagram --output {state}/x/a.svg", "Not a directory"),
+    "a folder in a file":  ("diagram --output {state}/x/a.svg", "{state}/x: Not a directory"),
+    "no place":            ("diagram --output /proc/a.svg", "weightsync: /proc/a.svg: "),
+    "a folder as a file":  ("diagram --output {tmp}/new/.svg/a --format svg", "'a' names no format"),
+    "no such transport":   ("demo --transport pigeon", "--transport pigeon: there are memory, collective"),
+    "too many engines":    ("demo --engines 25", "--engines 25: at most 24"),
+    "a file for a folder": ("demo --out {state}", "--out {state}: is there and is no folder"),
     "a round of no log":   ("diagram --round r1", "--round needs the log it is in: --trace FILE"),
     "another machine":     ("diagram --table engine --trace {state}", "has no transition of round r3"),
     "two things at once":  ("diagram --write a --check", "--check: not allowed with argument --write"),
@@ -153,6 +158,7 @@ def test_a_question_that_makes_no_sense_gets_one_line(
     (line,) = printed.err.splitlines()
     assert line.startswith("weightsync: ")
     assert complaint.format(**names) in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
@@ -570,7 +576,7 @@ def test_doctor_says_what_is_missing_and_what_for(monkeypatch: pytest.MonkeyPatc
     printed = capsys.readouterr().out
     assert re.search(r"^torch +MISSING +pip install torch: tensors", printed, re.MULTILINE)
     assert re.search(
-        r"^tqdm +no +pip install 'weightsync\[progress\]': a progress bar", printed, re.MULTILINE
+        r"^tqdm +no +pip install tqdm, or the extra progress: a progress bar", printed, re.MULTILINE
     )
     assert re.search(r"^transport memory +no +needs torch$", printed, re.MULTILINE)
     gone.remove("torch")
@@ -635,8 +641,9 @@ def test_demo_hands_its_options_on(
     """Only those that were given: what is left out is the demo's to decide; its status is ours."""
     seen: list[Options] = []
 
-    def run(options: Options) -> int:
+    def run(options: Options, *, width: int | None) -> int:
         seen.append(options)
+        assert width is None  # nobody looks
         return 1
 
     demo = ModuleType("weightsync.demo.main")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .terminal import whole
+from .terminal import whole, width
 
 if TYPE_CHECKING:
     from .terminal import Commands
@@ -20,14 +20,26 @@ def add(commands: Commands) -> None:
         "demo",
         help="train a small policy whose weights reach the engines through rounds",
         description="Train a small policy on a verifiable task; its weights reach the engines only through "
-        "rounds. Leaves a reward plot, a state log, and a diagram with the last round's path.",
+        "rounds. Leaves a reward plot, a state log, and a diagram with the last round's path. Exit status 1 "
+        "if the reward did not rise, or an engine sampled with other weights than the trainer's.",
         # What is not asked for is left to the demo: its defaults stand beside its code.
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--engines", type=whole(1), metavar="N", help="how many engines (2)")
-    parser.add_argument("--steps", type=whole(1), metavar="N", help="how many training steps")
-    parser.add_argument("--transport", metavar="NAME", help="how the bytes travel: memory, collective, ...")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where logs and pictures go (runs/demo)")
+    parser.add_argument(
+        "--engines", type=whole(1), metavar="N", help="how many engines (2), at most 24, with --quick 16"
+    )
+    parser.add_argument(
+        "--steps", type=whole(1), metavar="N", help="how many training steps (120, with --quick 60)"
+    )
+    parser.add_argument(
+        "--transport", metavar="NAME", help="how the bytes travel: collective, or with --threads memory"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where logs and pictures go (runs/demo); if it is there, DIR-1 or the next that is free",
+    )
     parser.add_argument(
         "--inject",
         action="append",
@@ -46,4 +58,4 @@ def run(arguments: argparse.Namespace) -> int:
     from ..demo.main import run as train
 
     asked = {name: value for name, value in vars(arguments).items() if name != "run"}
-    return train(Options(**asked))
+    return train(Options(**asked), width=width())

@@ -82,7 +82,7 @@ def findings() -> Iterator[Finding]:
         yield Finding(name, "ok" if version else "MISSING", version or "", purpose if version else missing)
     for name, (extra, purpose) in USEFUL.items():
         version = _version(name)
-        missing = f"pip install 'weightsync[{extra}]': {purpose}"
+        missing = f"pip install {name}, or the extra {extra}: {purpose}"
         yield Finding(name, "ok" if version else "no", version or "", purpose if version else missing)
     for name, (packages, purpose) in _TRANSPORTS.items():
         lacking = [package for package in packages if not _version(package)]

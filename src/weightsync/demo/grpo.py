@@ -44,6 +44,9 @@ class Settings:
     entropy_bonus: float = 0.01
     largest_gradient: float = 1.0
     """The norm that gradients are clipped to."""
+    enough: int = 50
+    """Steps after which every seed that was tried earned more than three times what it began with. A shorter
+    run cannot be blamed for a reward that has not risen yet."""
     shape: PolicyShape = field(default_factory=PolicyShape)
 
     @classmethod
@@ -56,6 +59,7 @@ class Settings:
             groups=16,
             learning_rate=2e-3,
             minibatches=4,
+            enough=30,
             shape=PolicyShape(width=64, heads=4),
         )
 

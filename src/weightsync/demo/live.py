@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..fsm.results import RoundResult
 from ..fsm.states import Disposition
 
-__all__ = ["History", "header", "step_line", "summary"]
+__all__ = ["History", "Lines", "summary"]
 
 _SHORT = {
     "Idle": "Idle",
@@ -23,6 +23,8 @@ _SHORT = {
     "Released": "Rel",
 }
 _BAR = 20
+_NAMED = 3
+"""So many engines are told one by one; of more, how many are what."""
 
 
 @dataclass(slots=True)
@@ -54,27 +56,52 @@ class History:
         return max(1, len(self.rewards) // 10)
 
 
-def header() -> str:
-    """The heading over the lines of :func:`step_line`."""
-    return (
-        f"{'step':>4}  {'reward':<{_BAR + 6}}  {'version':>7}  {'engines':<9} {'pause':>7} {'round':>7}  path"
-    )
+class Lines:
+    """One line a step, in columns.
 
+    Args:
+        engines: how many there are.
+        width: characters in a line, None for as many as it takes. Where there is little room the states of a
+            path are initials, as in ``weightsync log``, and the bars are short.
+    """
 
-def step_line(step: int, reward: float | None, result: RoundResult | None) -> str:
-    """One step: reward, and the round that handed its weights over."""
-    told = f"{step:>4}  {_bar(reward)}"
-    if result is None:
-        return f"{told}  {'':>7}  {'no round':<9}"
-    seconds = sum(result.seconds.values())
-    line = (
-        f"{told}  {result.version:>7}  {_engines(result):<9} {result.pause_seconds * 1e3:>4.0f} ms"
-        f" {seconds * 1e3:>4.0f} ms  {'>'.join(_SHORT[state] for state in result.path)}"
-    )
-    if result.error is not None:
-        who = f"{result.culprit}: " if result.culprit else ""
-        line += f"\n      {who}{type(result.error).__name__}: {result.error}"
-    return line
+    def __init__(self, engines: int, width: int | None = None) -> None:
+        self._engines = len("new new new" if engines <= _NAMED else "12 new 12 OUT")
+        rest = len(f"{'':>4}  {'':5} {'':>2}{'':>7}  {'':{self._engines}} {'':>7} {'':>7}  ")
+        self._words = width is None or width >= rest + _BAR + len(">".join(_SHORT.values()))
+        room = _BAR if width is None else width - rest - len("I>L>B>A>F!>R")
+        self._bar = _BAR if self._words else max(0, min(_BAR, room))
+
+    def header(self) -> str:
+        """The heading over the steps."""
+        reward, engines = f"{'reward':<{self._bar + 6}}", f"{'engines':<{self._engines}}"
+        return f"{'step':>4}  {reward}  {'version':>7}  {engines} {'pause':>7} {'round':>7}  path"
+
+    def step(self, step: int, reward: float | None, result: RoundResult | None) -> str:
+        """One step: reward, and the round that handed its weights over."""
+        told = f"{step:>4}  {self._reward(reward)}"
+        if result is None:
+            return f"{told}  {'':>7}  no round"
+        seconds = sum(result.seconds.values())
+        line = (
+            f"{told}  {result.version:>7}  {_engines(result):<{self._engines}} "
+            f"{result.pause_seconds * 1e3:>4.0f} ms {seconds * 1e3:>4.0f} ms  {self._path(result)}"
+        )
+        if result.error is not None:
+            who = f"{result.culprit}: " if result.culprit else ""
+            line += f"\n      {who}{type(result.error).__name__}: {result.error}"
+        return line
+
+    def _reward(self, reward: float | None) -> str:
+        if reward is None:
+            return f"{'':<{self._bar + 6}}"
+        full = round(max(0.0, min(1.0, reward)) * self._bar)
+        return f"{reward:.3f} {'█' * full}{'·' * (self._bar - full)}"
+
+    def _path(self, result: RoundResult) -> str:
+        if self._words:
+            return ">".join(_SHORT[state] for state in result.path)
+        return ">".join(f"{state[0]}{'!' if state == 'Failed' else ''}" for state in result.path)
 
 
 def summary(history: History, files: Sequence[tuple[str, str]], seconds: float) -> list[str]:
@@ -99,20 +126,16 @@ def summary(history: History, files: Sequence[tuple[str, str]], seconds: float) 
     return [f"  {name:<{width}}  {value}" for name, value in rows]
 
 
-def _bar(reward: float | None) -> str:
-    if reward is None:
-        return f"{'':<{_BAR + 6}}"
-    full = round(max(0.0, min(1.0, reward)) * _BAR)
-    return f"{reward:.3f} {'█' * full}{'·' * (_BAR - full)}"
-
-
 def _engines(result: RoundResult) -> str:
     marks = {
         Disposition.serving_new: "new",
         Disposition.serving_old: "old",
         Disposition.quarantined: "OUT",
     }
-    return " ".join(marks[row.disposition] for row in result.engines)
+    told = [marks[row.disposition] for row in result.engines]
+    if len(told) <= _NAMED:
+        return " ".join(told)
+    return " ".join(f"{told.count(mark)} {mark}" for mark in marks.values() if mark in told)
 
 
 def _median_ms(values: Sequence[float]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..engine import receiver_for
 from ..fsm.contract import EngineLink
-from ..fsm.errors import SetupError
+from ..fsm.errors import EngineError, SetupError
 from ..fsm.lock import LockKeeper
 from ..handlers.local_engine import LocalEngine
 from ..handlers.receiver import Receiver
@@ -30,7 +30,7 @@ from .faults import Arming, Kind
 from .grpo import Batch, Settings, derive_seed, rollout
 from .policy import Policy
 
-__all__ = ["Crew", "Worker", "local_crew", "ray_crew"]
+__all__ = ["Crew", "Worker", "first_line", "local_crew", "ray_crew"]
 
 
 class Worker(Protocol):
@@ -43,10 +43,10 @@ class Worker(Protocol):
         """Answer prompts, int64 (groups, prompt length), with the weights the engine has."""
 
     def digest(self) -> str:
-        """The digest of the weights it samples with, computed where it samples."""
+        """The digest of the weights it samples with, computed where it samples; EngineError if it is down."""
 
     def arm(self, kind: Kind) -> None:
-        """Let a fault go off in the next round."""
+        """Let a fault go off in the next round; EngineError if it is down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ class Sampler:
                 self.model, prompts, settings.group_size, seed, version=version, engine=self.name,
                 temperature=settings.temperature,
             )  # fmt: skip
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line: Ray's have many."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 # -- in threads -------------------------------------------------------------------------------------------
@@ -126,14 +131,18 @@ class _RayWorker:
         return future
 
     def digest(self) -> str:
-        import ray
-
-        return str(ray.get(self._actor.digest.remote(), timeout=30))
+        return str(self._answer(self._actor.digest.remote()))
 
     def arm(self, kind: Kind) -> None:
+        self._answer(self._actor.arm.remote(kind))
+
+    def _answer(self, asked: Any) -> Any:
         import ray
 
-        ray.get(self._actor.arm.remote(kind), timeout=30)
+        try:
+            return ray.get(asked, timeout=30)
+        except ray.exceptions.RayError as error:
+            raise EngineError(f"{self.name} does not answer: {first_line(error)}") from error
 
 
 def _actor_class() -> Any:

@@ -1,0 +1,72 @@
+"""What a demo is asked for, and whether that can be had. Looked at before anything is started or made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..fsm.errors import SetupError
+from ..joining import TRANSPORTS
+from .faults import parse
+from .grpo import Settings
+from .place import DEFAULT
+
+__all__ = ["MOST_STEPS", "Options", "checked"]
+
+MOST_STEPS = 10_000
+"""The learned policy is done long before, and a state log of so many rounds has about 100 MB."""
+
+_THREADS_ALONE = ("memory",)
+"""The transports that do not leave this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for; ``steps`` left out is as many as the run is tuned for."""
+
+    engines: int = 2
+    steps: int | None = None
+    transport: str | None = None
+    out: Path = DEFAULT
+    inject: Sequence[str] = ()
+    seed: int = 0
+    threads: bool = False
+    quick: bool = False
+
+
+def checked(options: Options) -> Settings:
+    """The settings of the run.
+
+    Raises:
+        SetupError: something that is not there, or that does not go together.
+    """
+    settings = Settings.quick(options.seed) if options.quick else Settings(seed=options.seed)
+    if options.steps is not None:
+        if not 1 <= options.steps <= MOST_STEPS:
+            raise SetupError(f"--steps {options.steps}: a run has from 1 to {MOST_STEPS} steps")
+        settings = replace(settings, steps=options.steps)
+    _check_engines(options, settings)
+    _check_transport(options)
+    parse(options.inject, settings.steps)
+    return settings
+
+
+def _check_engines(options: Options, settings: Settings) -> None:
+    # One more would have nothing to do. In actors so many start in a minute or so, with 300 MB each.
+    if options.engines < 1:
+        raise SetupError(f"--engines {options.engines}: at least one is needed")
+    if options.engines > settings.groups:
+        raise SetupError(
+            f"--engines {options.engines}: at most {settings.groups}, as many as a step has prompts to answer"
+        )
+
+
+def _check_transport(options: Options) -> None:
+    name = options.transport
+    if name is None:
+        return
+    if name not in TRANSPORTS:
+        raise SetupError(f"--transport {name}: there are {', '.join(TRANSPORTS)}")
+    if name in _THREADS_ALONE and not options.threads:
+        raise SetupError(f"--transport {name} reaches engines of this process only: add --threads")
