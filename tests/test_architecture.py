@@ -167,6 +167,12 @@ def test_no_module_is_too_long_to_be_read_in_one_go() -> None:
     assert not found, "\n".join(["", *found])
 
 
+def test_contributors_are_told_the_length_that_is_allowed() -> None:
+    """In the words of the guide, the number of the test above."""
+    guide = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert f"`tests/test_architecture.py` allows a module {LONGEST_MODULE} lines" in guide
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_face_links_to_each_layer(layer: str) -> None:
     """A layer is part of the library by a relative link, which survives a clone and a move."""

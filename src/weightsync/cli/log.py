@@ -22,6 +22,8 @@ def add(commands: Commands) -> None:
         help="show the rounds of a state log",
         description="Show the rounds of a state log as a table, or one of them as a time line. Lines that "
         "cannot be read are left out and named. Exit status 1 if nothing can be read.",
+        epilog="epoch: the number of the lock's grant. It only grows, over restarts too; without a file that "
+        "keeps it, it counts on from the milliseconds since 2026.",
     )
     parser.add_argument("file", metavar="FILE", help="a state log (JSON lines)")
     parser.add_argument(
