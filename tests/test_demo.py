@@ -298,13 +298,18 @@ def test_the_newest_run_is_found_as_latest(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_latest_touches_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of that name stays; no link is made beside a folder that was chosen, or where none can be."""
+    """What has that name stays; no link is made beside a folder that was chosen, or where none can be."""
     monkeypatch.chdir(tmp_path)
+    Path("elsewhere/run").mkdir(parents=True)
     assert mark_latest(Path("elsewhere/run")) is None
+    assert [path.name for path in Path("elsewhere").iterdir()] == ["run"]
     Path("runs/latest").mkdir(parents=True)
     assert mark_latest(Path("runs/demo")) is None
-    assert not Path("runs/latest").is_symlink()
     Path("runs/latest").rmdir()
+    Path("runs/latest").write_text("notes")
+    assert mark_latest(Path("runs/demo")) is None
+    assert Path("runs/latest").read_text() == "notes"
+    Path("runs/latest").unlink()
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
@@ -352,11 +357,12 @@ def test_what_others_print_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureF
     with aside(tmp_path / "quiet.log"):
         pass
     assert not list(tmp_path.iterdir())
+    warnings.simplefilter("error")  # pytest puts its own filters back
     with aside(tmp_path / "ray.log"):
-        sys.stdout.write("(raylet) A worker died\n")
+        sys.stdout.write("\x1b[33m(raylet)\x1b[0m A worker died\n")
         sys.stderr.write("an error\n")
         warnings.warn_explicit("a new default", FutureWarning, "worker.py", 1, module="ray._private.worker")
-        with pytest.warns(FutureWarning, match="of ours"):
+        with pytest.raises(FutureWarning, match="of ours"):
             warnings.warn_explicit("of ours", FutureWarning, "x.py", 1, module="rayon")
     assert (tmp_path / "ray.log").read_text() == "(raylet) A worker died\n"
     assert capsys.readouterr() == ("", "an error\n")

@@ -48,7 +48,9 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of everything that is drawn at random (0)")
     parser.add_argument("--threads", action="store_true", help="engines in this process instead of Ray")
-    parser.add_argument("--quick", action="store_true", help="a run of a few seconds that still learns")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smaller policy, which learns in half a minute"
+    )
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 __all__ = ["aside"]
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @contextmanager
@@ -41,7 +44,7 @@ class _File(io.TextIOBase):
             if self._file is None and not self.closed:
                 self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
             if self._file is not None:
-                self._file.write(text)
+                self._file.write(_COLOURS.sub("", text))
         except (OSError, ValueError):
             pass
         return len(text)

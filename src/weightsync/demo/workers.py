@@ -142,7 +142,7 @@ class _RayWorker:
         try:
             return ray.get(asked, timeout=30)
         except ray.exceptions.RayError as error:
-            raise EngineError(f"{self.name} does not answer: {first_line(error)}") from error
+            raise EngineError(f"{self.name} does not answer ({type(error).__name__})") from error
 
 
 def _actor_class() -> Any:
