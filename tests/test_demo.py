@@ -24,7 +24,7 @@ from weightsync.demo.hush import aside
 from weightsync.demo.live import History, Lines
 from weightsync.demo.main import Options, run
 from weightsync.demo.options import checked
-from weightsync.demo.outcome import verdict
+from weightsync.demo.outcome import look_lines, verdict
 from weightsync.demo.place import mark_latest
 from weightsync.fsm.errors import EngineError, SetupError
 from weightsync.fsm.journal import replay
@@ -199,7 +199,7 @@ def test_engines_that_do_not_start_leave_no_folder(tmp_path: Path, monkeypatch: 
 
 def history(*rewards: float, ok: bool = True, mismatches: Sequence[str] = ()) -> History:
     """What a run may have come to."""
-    last = SimpleNamespace(ok=ok)
+    last = SimpleNamespace(ok=ok, path=("Idle",), round="r1")
     return History(list(rewards), [(len(rewards), last)], 0, list(mismatches))  # type: ignore[list-item]
 
 
@@ -295,6 +295,30 @@ def test_the_newest_run_is_found_as_latest(tmp_path: Path, monkeypatch: pytest.M
         assert all(main(command) == 0 for command in commands)
         assert Path(f"runs/{name}/path.svg").is_file()
     assert sorted(path.name for path in Path("runs").iterdir()) == ["demo", "demo-1", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "path", "program"),
+    [
+        (".venv/bin/python", "", ".venv/bin/weightsync"),
+        (".venv/bin/python", ".venv/bin", "weightsync"),
+        (".venv/bin/python", "other", ".venv/bin/weightsync"),
+        ("bare/my python", "", "'{tmp}/bare/my python' -m weightsync"),
+    ],
+)
+def test_the_commands_call_the_weightsync_that_ran(
+    interpreter: str, path: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name where a shell finds that very one, by its place where not; as a module without a script."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (".venv/bin", "other"):
+        script = tmp_path / folder / "weightsync"
+        script.parent.mkdir(parents=True)
+        script.touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / interpreter))
+    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
+    first, *_ = look_lines(Path("run"), history(0.1))[1:]
+    assert first == f"  {program.format(tmp=tmp_path)} log run/state.jsonl"
 
 
 def test_latest_touches_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ def add(commands: Commands) -> None:
         "--steps", type=whole(1), metavar="N", help="how many training steps (120, with --quick 60)"
     )
     parser.add_argument(
-        "--transport", metavar="NAME", help="how the bytes travel: collective, or with --threads memory"
+        "--transport",
+        metavar="NAME",
+        help="how the bytes travel: collective, or memory, which needs --threads",
     )
     parser.add_argument(
         "--out",
