@@ -117,6 +117,12 @@ class OpenCalls(ABC):
             self._run_script()
 
     def _silent(self, call: Call) -> WeightSyncError:
+        if call.engine is not None and call.act is Act.open:
+            return EngineSilent(
+                f"engine {call.engine.id} did not answer open within {call.limit:.3g} s: generations still "
+                "run in it (raise Policy(drain=...), and the deadline that bounds it), or it is silent; "
+                "it is fenced and counts as lost"
+            )
         if call.engine is not None:
             return EngineSilent(
                 f"engine {call.engine.id} did not answer {call.act.name} within {call.limit:.3g} s; "
@@ -157,7 +163,14 @@ class OpenCalls(ABC):
             length = self.limits.release * 2 if self.round.facts.settled else self.limits.failed
             return (self._moved if self.round.facts.settled else self._entered) + length
         total = self._started + self.limits.forward
-        return total if state is State.Idle else min(total, self._moved + self.limits.idle)
+        pausing = state is State.Locked and self._pausing()
+        idle = self.limits.pausing if pausing else self.limits.idle
+        return total if state is State.Idle else min(total, self._moved + idle)
+
+    def _pausing(self) -> bool:
+        """Whether an engine may still be ending its generations, which moves nothing that could be seen."""
+        # A copy in one step: ports ask for the limit of their phase from threads of their own.
+        return any(item.call.act is Act.open for item in tuple(self._open.values()))
 
     def _too_late(self) -> RoundTimedOut:
         state, facts = self.round.state, self.round.facts

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from . import checks
 from .errors import SetupError
 
 __all__ = ["Limits", "Policy"]
@@ -20,6 +21,10 @@ class Limits:
         idle: in one state, without anything moving.
         engine: one control call to one engine; shorter than ``idle``, so that a silent engine is lost
             before its phase is.
+        drain: one engine, from being told to pause until the last generation that runs in it has ended.
+        pausing: in Locked, while engines pause and nothing else moves; longer than ``drain``, so that such an
+            engine is lost before its phase is, too.
+        first_contact: an engine that has never said hello, until it does. Beside the round, not within it.
         failed: Failed, from entering it until what does not answer is given up and fenced.
         release: one attempt to give the lock back.
         lease: of the lock.
@@ -28,6 +33,9 @@ class Limits:
     forward: float
     idle: float
     engine: float
+    drain: float
+    pausing: float
+    first_contact: float
     failed: float
     release: float
     lease: float
@@ -45,6 +53,10 @@ class Policy:
         idle: seconds without progress after which a state is given up; a quarter of the deadline by default.
         engine_limit: seconds one engine may be silent, when it is asked something or when nothing moves but
             it; a sixth of the deadline by default.
+        drain: seconds that a pausing engine is given until the generations that run in it have ended; a third
+            of the deadline by default, and never more than six tenths of it.
+        first_contact: seconds that an engine that has never said hello is given to do so, once: its process
+            may still be loading a model. The deadline counts from the end of that wait.
         on_engine_failure: ``"fail"``: every engine must take part. ``"quarantine"``: the round goes on with
             the rest, at or above the quorum, and the lost engine is quarantined.
         quorum: with ``"quarantine"``: a fraction of the engines asked for (0 < f <= 1.0), or a whole number
@@ -65,6 +77,8 @@ class Policy:
     deadline: float = 60.0
     idle: float | None = None
     engine_limit: float | None = None
+    drain: float | None = None
+    first_contact: float = 300.0
     on_engine_failure: Literal["fail", "quarantine"] = "fail"
     quorum: float | int = 0.5
     attempts: int = 1
@@ -75,15 +89,14 @@ class Policy:
     lease: float = 10.0
 
     def __post_init__(self) -> None:
-        self._whole("every")
-        self._whole("attempts")
-        self._whole("bucket_bytes")
-        self._seconds("deadline", self.deadline)
-        self._seconds("lease", self.lease)
-        if self.idle is not None:
-            self._seconds("idle", self.idle)
-        if self.engine_limit is not None:
-            self._seconds("engine_limit", self.engine_limit)
+        for name in ("every", "attempts", "bucket_bytes"):
+            checks.whole("Policy", name, getattr(self, name))
+        for name in ("deadline", "lease", "first_contact"):
+            checks.seconds("Policy", name, getattr(self, name))
+        for name in ("idle", "engine_limit", "drain"):
+            if getattr(self, name) is not None:
+                checks.seconds("Policy", name, getattr(self, name))
+        checks.flag("Policy", "raise_on_failure", self.raise_on_failure)
         self._choice("on_engine_failure", ("fail", "quarantine"))
         self._choice("when_busy", ("wait", "refuse"))
         self._choice("verify", ("full", "off"))
@@ -93,10 +106,16 @@ class Policy:
         """The limits that follow."""
         idle = min(self.idle if self.idle is not None else self.deadline / 4, 0.75 * self.deadline)
         engine = self.engine_limit if self.engine_limit is not None else self.deadline / 6
+        engine = min(engine, 0.8 * idle)
+        drain = self.drain if self.drain is not None else max(self.deadline / 3, engine)
+        drain = min(drain, 0.8 * 0.75 * self.deadline)
         return Limits(
             forward=0.75 * self.deadline,
             idle=idle,
-            engine=min(engine, 0.8 * idle),
+            engine=engine,
+            drain=drain,
+            pausing=max(idle, drain / 0.8),
+            first_contact=self.first_contact,
             failed=0.25 * self.deadline,
             release=min(self.lease / 2, self.deadline / 8),
             lease=self.lease,
@@ -118,25 +137,15 @@ class Policy:
             return self.quorum
         return max(1, math.ceil(self.quorum * engines - 1e-9))
 
-    def _whole(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SetupError(f"Policy({name}={value!r}): a whole number of at least 1 is needed")
-
-    def _seconds(self, name: str, value: float) -> None:
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise SetupError(f"Policy({name}={value!r}): a finite number of seconds above 0 is needed")
-
     def _choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise SetupError(f"Policy({name}={value!r}): choose from {', '.join(map(repr, choices))}")
+            raise checks.refusal("Policy", name, value, f"choose from {', '.join(map(repr, choices))}")
 
     def _check_quorum(self) -> None:
         value: object = self.quorum
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         fraction = isinstance(value, float) and 0 < value <= 1
         if not (whole or fraction):
-            raise SetupError(
-                f"Policy(quorum={value!r}): a fraction above 0 and up to 1.0, or a whole number from 1"
-            )
+            needed = "a fraction above 0 and up to 1.0, or a whole number from 1"
+            raise checks.refusal("Policy", "quorum", value, needed)

@@ -64,7 +64,7 @@ class Scripts(OpenCalls):
 
     def _open_all(self) -> None:
         """Engines and transport at once: a receiving half that is started early waits for its session."""
-        self._each(Act.open, self.round.facts.remaining)
+        self._each(Act.open, self.round.facts.remaining, limit=self.limits.drain)
         self.call(Act.transport_open)
 
     def _prepared(self) -> None:

@@ -11,7 +11,8 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,7 @@ class Receiver:
         self._plans: dict[str, Plan] = {}
         self._opens = threading.Condition()
         self._unopened: dict[Session, BaseException] = {}
+        self._pausing: set[Session] = set()
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -149,15 +151,16 @@ class Receiver:
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
             StaleSession: a newer session was open already, or this one was aborted meanwhile.
         """
-        try:
-            self._fault("open")
-            job = self._open(session, incarnation, plan, expected, limit)
-        except PlanUnknown:
-            raise  # the trainer asks again, with the whole plan
-        except BaseException as error:
-            self._tell_waiting(unopened=(session, error))
-            raise
-        self._tell_waiting(job)
+        with self._under_way(session):
+            try:
+                self._fault("open")
+                job = self._open(session, incarnation, plan, expected, limit)
+            except PlanUnknown:
+                raise  # the trainer asks again, with the whole plan
+            except BaseException as error:
+                self._tell_waiting(unopened=(session, error))
+                raise
+            self._tell_waiting(job)
         self._fault("opened")
 
     def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:
@@ -251,9 +254,31 @@ class Receiver:
             or self._machine.facts.fenced >= session.epoch
         )
 
-    def _await_open(self, session: Session) -> None:
+    @contextmanager
+    def _under_way(self, session: Session) -> Iterator[None]:
+        """Meanwhile this session is being opened: its engine may have to end long generations first."""
         with self._opens:
-            self._opens.wait_for(lambda: self._answered(session), self._rank.patience)
+            self._pausing.add(session)
+            self._opens.notify_all()
+        try:
+            yield
+        finally:
+            with self._opens:
+                self._pausing.discard(session)
+                self._opens.notify_all()
+
+    def _await_open(self, session: Session) -> None:
+        """One that is still to come is waited for with patience, one under way for as long as it may take."""
+
+        def answered() -> bool:
+            return self._answered(session)
+
+        def begun() -> bool:
+            return session in self._pausing
+
+        with self._opens:
+            while not answered() and self._opens.wait_for(lambda: begun() or answered(), self._rank.patience):
+                self._opens.wait_for(lambda: answered() or not begun())
             error = self._unopened.get(session)
         if error is not None:
             raise error

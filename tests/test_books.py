@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from weightsync.fsm.states import Disposition, Outcome
 from weightsync.testing.fakes import HANG, FakeEngine, Gate
 
 PLAN = Expectation("plan", 1, 1, 1)
+PATIENCE = 20.0
+"""Seconds that nothing honest takes."""
 
 
 def result(version: int, **dispositions: Disposition) -> RoundResult:
@@ -161,6 +164,70 @@ def test_silent_engines_share_one_limit() -> None:
     assert time.monotonic() - begun < 1.0
     assert set(books.unreachable()) == {Participant(name, "?") for name in "bcdef"}
     assert all(isinstance(error, EngineSilent) for error in books.unreachable().values())
+
+
+def an_engine_that_starts_is_waited_for() -> None:
+    """It has never said hello, and takes longer to than any engine that has."""
+    engine, gate = FakeEngine("a"), Gate()
+    engine.bad["hello"] = gate
+    books = EngineBooks([engine])
+    threading.Timer(0.4, gate.open).start()
+    books.refresh(0.05, first=PATIENCE)
+    assert books.unreachable() == {}, "it was given up while it started"
+    assert books.entries()["a"].participant == Participant("a", "0")
+
+
+def test_an_engine_that_was_never_reached_may_still_be_starting() -> None:
+    """Its first contact has a limit of its own."""
+    an_engine_that_starts_is_waited_for()
+
+
+@pytest.mark.mutation
+def test_a_twin_that_knows_one_limit_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first contact gets what every other one gets."""
+    real = EngineBooks.refresh
+
+    def refresh(self: EngineBooks, limit: float, *, first: float | None = None, **which: Any) -> None:
+        real(self, limit, **which)
+
+    monkeypatch.setattr(EngineBooks, "refresh", refresh)
+    with pytest.raises(AssertionError, match="it was given up while it started"):
+        an_engine_that_starts_is_waited_for()
+
+
+def test_a_first_contact_is_waited_for_once() -> None:
+    """Then it is an engine like any other; the message says how to wait longer."""
+    engine = FakeEngine("a")
+    engine.bad["hello"] = HANG
+    books = EngineBooks([engine])
+    books.refresh(0.05, first=0.3)
+    (error,) = books.unreachable().values()
+    assert "engine a did not say hello within 0.3 s" in str(error)
+    assert "raise Policy(first_contact=...)" in str(error)
+    books.refresh(0.05, first=10 * PATIENCE)
+    (error,) = books.unreachable().values()
+    assert "within 0.05 s" in str(error)
+
+
+def test_an_engine_that_was_there_once_is_not_waited_for_so_long() -> None:
+    """Everybody else would stand still for it."""
+    a, _, books = both()
+    a.bad["hello"] = HANG
+    books.settle(result(0, a=OUT, b=NEW))
+    books.refresh(0.05, first=10 * PATIENCE)
+    (error,) = books.unreachable().values()
+    assert "within 0.05 s; if it is only slow, raise Policy(engine_limit=...)" in str(error)
+
+
+def test_nobody_waits_for_a_first_contact_that_is_not_wanted_any_more() -> None:
+    """A round that was cancelled meanwhile says nothing about the engine."""
+    engine, stop = FakeEngine("a"), threading.Event()
+    engine.bad["hello"] = HANG
+    books = EngineBooks([engine])
+    threading.Timer(0.1, stop.set).start()
+    books.refresh(0.05, first=10 * PATIENCE, stopped=stop.is_set)
+    assert books.entries()["a"].error is None
+    assert not books.entries()["a"].waited
 
 
 @pytest.mark.parametrize("error", [RuntimeError("adapter"), EngineGone("dead")])

@@ -249,7 +249,7 @@ def test_an_answer_that_comes_too_late_changes_nothing() -> None:
     desk.locked()
     desk.done("plan()", Desk.plan)
     desk.done("open(e0)")
-    assert desk.wait(0.7) == ["fence(e1)"]
+    assert desk.wait(1.4) == ["fence(e1)"]
     facts = desk.round.facts
     assert desk.done("open(e1)") == []
     assert desk.round.facts is facts

@@ -7,6 +7,7 @@ import pytest
 
 from weightsync.fsm import events as e
 from weightsync.fsm.calls import Act
+from weightsync.fsm.driver import Driver
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.errors import LeaseEnded, LockError, RoundTimedOut
 from weightsync.fsm.policy import Policy
@@ -214,6 +215,91 @@ def test_a_cancellation_after_the_last_receipt_lets_the_round_finish() -> None:
     result = simulation.run(cancel_at=when + 0.001)
     assert broken(simulation, result) == []
     assert result.ok
+
+
+def a_long_generation_is_waited_for() -> None:
+    """It ends after the limit of one engine and that of a state, within the limit for it."""
+    desk = Desk(policy=Policy(deadline=16.0, idle=2.0, engine_limit=1.0, drain=6.0, lease=60.0))
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.done("open(e0)")
+    assert desk.done("transport_open()") == []
+    assert desk.wait(5.0) == [], "an engine that generates was given up"
+    assert desk.done("open(e1)") == ["broadcast()"]
+
+
+def an_engine_that_never_pauses_is_lost_by_name() -> None:
+    """By its own limit, before the state runs out of time; the error says which limit that is."""
+    policy = Policy(deadline=16.0, idle=2.0, drain=6.0, lease=60.0, on_engine_failure="quarantine", quorum=1)
+    desk = Desk(policy=policy)
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.done("open(e0)")
+    desk.done("transport_open()")
+    assert desk.wait(5.9) == []
+    assert "fence(e1)" in desk.wait(0.2), "the engine was not named"
+    (error,) = (str(record.error) for record in desk.round.records() if record.trigger == "EngineLost")
+    assert "did not answer open within 6 s" in error
+    assert "raise Policy(drain=...)" in error
+
+
+def test_a_generation_that_runs_long_has_a_limit_of_its_own() -> None:
+    """Neither the limit of a silent engine nor that of a state that stands still ends it."""
+    a_long_generation_is_waited_for()
+
+
+def test_an_engine_that_never_pauses_is_told_from_a_state_that_stands_still() -> None:
+    """A quorum goes on without it."""
+    an_engine_that_never_pauses_is_lost_by_name()
+
+
+def test_the_deadline_bounds_a_pause_as_well() -> None:
+    """The lock came late, so the round is over before the engine's limit is."""
+    desk = Desk(policy=Policy(deadline=16.0, drain=9.0, lease=60.0))
+    desk.wait(5.0)
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.done("open(e0)")
+    desk.done("transport_open()")
+    assert desk.wait(6.9) == []
+    assert "abort(e1)" in desk.wait(0.2)
+    assert "waiting for open(e1)" in str(desk.round.facts.cause.error)  # type: ignore[union-attr]
+
+
+def _treat_a_pause_like_any_word(patch: pytest.MonkeyPatch) -> None:
+    """The limit of one word to an engine."""
+    real = Driver._each
+
+    def each(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
+        real(self, act, engines, None if act is Act.open else limit)
+
+    patch.setattr(Driver, "_each", each)
+
+
+def _let_the_state_stand_still(patch: pytest.MonkeyPatch) -> None:
+    """Nobody sees that an engine may be ending its generations."""
+    patch.setattr(Driver, "_pausing", lambda self: False)
+
+
+@pytest.mark.mutation
+@pytest.mark.parametrize(
+    ("mutant", "check", "words"),
+    [
+        (_treat_a_pause_like_any_word, a_long_generation_is_waited_for, "was given up"),
+        (_let_the_state_stand_still, a_long_generation_is_waited_for, "was given up"),
+        (_let_the_state_stand_still, an_engine_that_never_pauses_is_lost_by_name, r"== \[\]"),
+    ],
+)
+def test_twins_of_the_limit_of_a_pause(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    check: Callable[[], None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each breaks the limit on purpose, and its check must notice."""
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match=words):
+        check()
 
 
 def test_a_plan_that_is_none_never_becomes_a_round() -> None:

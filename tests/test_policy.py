@@ -21,7 +21,7 @@ def test_counts_are_whole_numbers_from_one(name: str, value: Any) -> None:
         Policy(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["deadline", "lease", "idle", "engine_limit"])
+@pytest.mark.parametrize("name", ["deadline", "lease", "idle", "engine_limit", "drain", "first_contact"])
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "60", True])
 def test_limits_are_finite_seconds(name: str, value: Any) -> None:
     """There is no limit of infinity, and none in the past."""
@@ -67,16 +67,22 @@ def test_without_quarantine_everybody_is_the_quorum() -> None:
     assert Policy(quorum=1).quorum_of(7) == 7
 
 
-@given(deadline=SECONDS, idle=st.none() | SECONDS, engine=st.none() | SECONDS, lease=SECONDS)
+LIMIT = st.none() | SECONDS
+
+
+@given(deadline=SECONDS, idle=LIMIT, engine=LIMIT, drain=LIMIT, lease=SECONDS)
 def test_limits_leave_time_for_each_other(
-    deadline: float, idle: float | None, engine: float | None, lease: float
+    deadline: float, idle: float | None, engine: float | None, drain: float | None, lease: float
 ) -> None:
     """The good path and Failed fit into the deadline; a silent engine is lost before its state is."""
-    limits = Policy(deadline=deadline, idle=idle, engine_limit=engine, lease=lease).limits()
+    limits = Policy(deadline=deadline, idle=idle, engine_limit=engine, drain=drain, lease=lease).limits()
     assert limits.forward + limits.failed <= deadline * (1 + 1e-9)
     assert 0 < limits.engine < limits.idle <= limits.forward
     assert 0 < limits.release <= min(limits.lease / 2, deadline / 8)
     assert limits.lease == lease
+    assert 0 < limits.drain < limits.pausing <= limits.forward * (1 + 1e-9)
+    assert limits.idle <= limits.pausing
+    assert limits.drain <= drain if drain is not None else limits.drain >= limits.engine
     if idle is not None:
         assert limits.idle <= idle
     if engine is not None:
@@ -84,7 +90,11 @@ def test_limits_leave_time_for_each_other(
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    """A minute for a round, a quarter of it without progress, a sixth for an engine, ten seconds of lease."""
+    """A minute for a round, a quarter of it without progress, a sixth for an engine, ten seconds of lease.
+
+    A third for generations that still run, and five minutes for an engine that starts.
+    """
     limits = Policy().limits()
     assert (limits.forward, limits.idle, limits.engine) == (45.0, 15.0, 10.0)
+    assert (limits.drain, limits.pausing, limits.first_contact) == (20.0, 25.0, 300.0)
     assert (limits.failed, limits.release, limits.lease) == (15.0, 5.0, 10.0)

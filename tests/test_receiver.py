@@ -374,6 +374,31 @@ class TestOpen:
         engine.receiver.gate._leave()
         opening.result(SOON)
 
+    def test_a_receive_waits_for_an_open_that_ends_a_long_generation(self) -> None:
+        """Its patience is for an open that never comes, and not for one that has to wait itself."""
+        engine = Engine(patience=0.05)
+        with engine.receiver.gate.admit():
+            opening = spawn("open", engine.open, ONE)
+            until(lambda: not engine.receiver.gate._open)
+            receiving = engine.receive(ONE)
+            with pytest.raises(TimeoutError):
+                receiving.result(0.5)
+        opening.result(SOON)
+        engine.pipes[0].feed(5)
+        assert len(receiving.result(SOON)) == 1
+
+    def test_a_receive_whose_open_never_comes_is_refused(self) -> None:
+        """After its patience, or at once when the open that it waited for was in vain."""
+        engine = Engine(patience=0.05)
+        with pytest.raises(StaleSession, match="not open"):
+            engine.receive(ONE).result(SOON)
+        with engine.receiver.gate.admit():
+            opening = spawn("open", lambda: engine.open(session(2), limit=0.2))
+            until(lambda: not engine.receiver.gate._open)
+            with pytest.raises(EngineSilent, match="generations still ran"):
+                engine.receive(session(2)).result(SOON)
+        assert isinstance(opening.exception(SOON), EngineSilent)
+
     def test_an_abort_may_come_first(self) -> None:
         """An open that was overtaken by its abort is refused, and generation was never interrupted."""
         engine = Engine()

@@ -1,5 +1,6 @@
 """``WeightSync`` with fakes outside: step hooks, retries, one round at a time, beginnings and ends."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,7 +296,8 @@ def test_weights_that_cannot_be_read_in_time_are_given_up_on_before_the_lock() -
 
 def test_an_engine_that_does_not_answer_costs_its_share_of_the_deadline_and_no_more() -> None:
     """Saying hello counts, too: the whole call ends by the deadline."""
-    trainer = Trainer(Policy(deadline=1.5, lease=1.0, on_engine_failure="quarantine", quorum=1))
+    policy = Policy(deadline=1.5, first_contact=0.1, lease=1.0, on_engine_failure="quarantine", quorum=1)
+    trainer = Trainer(policy)
     trainer.engines[0].bad.update(hello=HANG, abort=HANG)
     begun = time.monotonic()
     result = trainer.sync.on_step_end(1, FakeWeights(1))
@@ -303,6 +305,31 @@ def test_an_engine_that_does_not_answer_costs_its_share_of_the_deadline_and_no_m
     assert result is not None
     assert (result.outcome, result.engines[0].disposition) == (Outcome.partial, Disposition.quarantined)
     assert "did not say hello" in str(result.engines[0].error)
+
+
+def test_a_first_contact_is_beside_the_deadline() -> None:
+    """An engine loads a model for longer than a round may take; then the round has all of its time."""
+    trainer, gate = Trainer(Policy(deadline=2.0)), Gate()
+    trainer.engines[0].bad["hello"] = gate
+    pending = trainer.sync.begin(1, FakeWeights(1))
+    gate.await_visitor()
+    threading.Timer(2.0, gate.open).start()
+    assert pending.wait().require().outcome is Outcome.complete
+
+
+def test_a_cancellation_ends_a_first_contact() -> None:
+    """Nobody waits minutes for an engine when nobody wants the round."""
+    trainer, gate = Trainer(Policy(first_contact=600.0)), Gate()
+    trainer.engines[0].bad["hello"] = gate
+    pending = trainer.sync.begin(1, FakeWeights(1))
+    gate.await_visitor()
+    begun = time.monotonic()
+    pending.cancel(RoundCancelled("enough"))
+    result = pending.wait()
+    assert time.monotonic() - begun < 10.0
+    assert str(result.error) == "enough"
+    assert result.path == ("Idle", "Failed", "Released")
+    gate.open()
 
 
 def test_an_engine_that_was_started_anew_is_not_servable_before_a_round() -> None:

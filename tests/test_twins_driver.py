@@ -229,9 +229,9 @@ def remember_the_first_membership(patch: Patch) -> None:
     """Engines are asked who they are once."""
     real = EngineBooks.refresh
 
-    def refresh(self: EngineBooks, limit: float, *, everybody: bool = False) -> None:
+    def refresh(self: EngineBooks, limit: float, **which: Any) -> None:
         if any(entry.participant is None for entry in self.entries().values()):
-            real(self, limit, everybody=everybody)
+            real(self, limit, **which)
 
     patch.setattr(EngineBooks, "refresh", refresh)
 

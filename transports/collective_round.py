@@ -29,6 +29,9 @@ __all__ = ["CollectiveRound"]
 _GRACE = 1.0
 """Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
 
+_GLANCE = 1.0
+"""Seconds after which a wait asks again how long it may take."""
+
 
 class CollectiveRound:
     """What lives as long as one round. ``end`` may be called beside everything else."""
@@ -130,7 +133,7 @@ class CollectiveRound:
             TransportError: an engine was lost; its loss has been fired.
         """
         # A little before the end, so that the error says who is late, and not only that it is late.
-        end = time.monotonic() + port.limit - min(0.5, port.limit / 10)
+        margin = min(0.5, port.limit / 10)
         while not (self._ended or port.closed):
             noted = self.bell.rings
             pause = self.look(port)
@@ -138,13 +141,14 @@ class CollectiveRound:
             if not pause and ready():
                 port.progress()
                 return
-            left = end - time.monotonic()
+            left = port.limit - margin
             if left <= 0:
                 for engine in {self.engines[rank]: None for rank in late()}:
                     self.receptions.lose(engine, EngineSilent(f"engine {engine} is late: {doing}"), port)
                 self._refuse_losses(port, doing)
                 raise TransportError(f"{doing}: out of time")
-            self.bell.rung(noted, min(left, pause) if pause else left)
+            # The limit is asked for again: it is shorter once the last engine has paused.
+            self.bell.rung(noted, min(left, pause or _GLANCE, _GLANCE))
         raise PortClosed(f"{doing}: the round moved on")
 
     def _explain(self, port: Port, doing: str, error: BaseException) -> NoReturn:

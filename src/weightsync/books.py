@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from .fsm.contract import EngineLink, EngineStatus
@@ -20,6 +20,9 @@ from .fsm.results import RoundResult
 from .fsm.states import Disposition, EngineState
 
 __all__ = ["EngineBooks", "Entry"]
+
+_GLANCE = 0.2
+"""Seconds between two looks whether a first contact is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Entry:
         told: the version it says it holds, proven to this trainer or not.
         quarantined: it was lost or torn, and no commit of it was confirmed since.
         asked: whether its incarnation is known to be the present one as of the last round.
+        waited: whether it was once given the time that a first contact may take.
     """
 
     id: str
@@ -41,6 +45,7 @@ class Entry:
     told: int | None = None
     quarantined: bool = False
     asked: bool = False
+    waited: bool = False
     error: BaseException | None = None
 
 
@@ -68,19 +73,38 @@ class EngineBooks:
         with self._turn:
             return dict(self._entries)
 
-    def refresh(self, limit: float, *, everybody: bool = False) -> None:
-        """Ask the engines whose incarnation is not certain what they are; all at once, ``limit`` seconds."""
-        end = time.monotonic() + limit
+    def refresh(
+        self,
+        limit: float,
+        *,
+        first: float | None = None,
+        everybody: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Ask the engines whose incarnation is not certain what they are, all at once.
+
+        Args:
+            limit: seconds that an engine may take.
+            first: seconds for one that was never reached, and may still be starting. It gets them once, and
+                ``limit`` from then on.
+            everybody: ask those who are certain, too.
+            stopped: whether nobody wants to know any more.
+        """
+        begun = time.monotonic()
         with self._turn:
-            rounds = self._rounds
-            names = [name for name, entry in self._entries.items() if everybody or not entry.asked]
+            rounds, before = self._rounds, dict(self._entries)
+        names = [name for name, entry in before.items() if everybody or not entry.asked]
         for name, answer in [(name, self._hello(name)) for name in names]:
+            new = first is not None and before[name].participant is None and not before[name].waited
+            mine = max(limit, first or 0.0) if new else limit
             try:
-                status = answer.result(timeout=max(0.0, end - time.monotonic()))
+                status = _awaited(answer, begun + mine, stopped)
                 known = self._heard(name, status)
             except TimeoutError:
-                silent = EngineSilent(f"engine {name} did not say hello within {limit:.3g} s")
-                known = self._unreached(name, silent)
+                if stopped():
+                    continue
+                silent = self._unreached(name, _silent(name, mine, before[name]))
+                known = replace(silent, waited=silent.waited or new)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, the engine was not reached
                 known = self._unreached(name, error)
             with self._turn:
@@ -167,3 +191,19 @@ class EngineBooks:
         entry = self._entries[name]
         gone = isinstance(error, EngineGone)
         return replace(entry, asked=False, error=error, version=None if gone else entry.version)
+
+
+def _awaited(answer: Future[EngineStatus], end: float, stopped: Callable[[], bool]) -> EngineStatus:
+    """The answer, if it comes before ``end``. A start takes minutes, so it is looked whether to go on."""
+    while not answer.done() and not stopped() and (left := end - time.monotonic()) > 0:
+        wait([answer], timeout=min(left, _GLANCE))
+    return answer.result(timeout=0)
+
+
+def _silent(name: str, limit: float, entry: Entry) -> EngineSilent:
+    """What to do about it depends on whether it has ever been there."""
+    if entry.participant is None:
+        advice = "its actor may still be starting: raise Policy(first_contact=...)"
+    else:
+        advice = "if it is only slow, raise Policy(engine_limit=...)"
+    return EngineSilent(f"engine {name} did not say hello within {limit:.3g} s; {advice}")

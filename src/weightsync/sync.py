@@ -264,7 +264,10 @@ class WeightSync:
         self, pending: Pending, step: int, attempt: int, weights: Weights, ahead: int = 1
     ) -> RoundResult:
         limits, begun = self.policy.limits(), self._clock.now()
-        self._books.refresh(limits.engine)
+        self._books.refresh(
+            limits.engine, first=limits.first_contact, stopped=lambda: pending.cancelled is not None
+        )
+        begun = max(begun, self._clock.now() - limits.engine)  # a first contact has a limit of its own
         roster = self._books.roster()
         version = self._version_of(pending, weights, limits.idle, ahead)
         limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))

@@ -49,7 +49,10 @@ SLACK = 2.0
 
 def quick(**values: Any) -> Policy:
     """A policy for tests: three buckets, five seconds, and patience with a machine that is busy."""
-    usual = {"deadline": 5.0, "idle": 3.5, "engine_limit": 2.5, "lease": 2.0, "bucket_bytes": BUCKET}
+    usual = {
+        "deadline": 5.0, "idle": 3.5, "engine_limit": 2.5, "drain": 2.5, "first_contact": 30.0, "lease": 2.0,
+        "bucket_bytes": BUCKET,
+    }  # fmt: skip
     return Policy(**{**usual, **values})
 
 
