@@ -105,13 +105,30 @@ class RoundResult:
         if self.ok:
             serving = f"{self.outcome.name} on {len(self.engines)} engines"
             return f"round {self.round}: version {self.version} {serving}"
-        where = f" in {self.failed_in}" if self.failed_in else ""
-        who = f", engine {self.culprit}" if self.culprit else ""
-        what = f", bucket {self.bucket}" if self.bucket is not None else ""
         why = f": {type(self.error).__name__}: {self.error}" if self.error is not None else ""
         states = "; ".join(f"{row.engine} {row.disposition.name}" for row in self.engines)
         return (
             f"round {self.round} (step {self.step}, version {self.version}, "
             f"published: {self.published}) failed"
-            f"{where}{who}{what}{why} [{states}]"
+            f"{self._where()}{why} [{states}]"
         )
+
+    def __str__(self) -> str:
+        """One short line for a log: number, outcome, path or culprit, seconds."""
+        seconds = sum(self.seconds.values())
+        told = f"round {self.round} (step {self.step}): version {self.version} {self.outcome.name}"
+        if self.ok:
+            out = [row.engine for row in self.engines if row.disposition is not Disposition.serving_new]
+            without = f" without {', '.join(out)}" if out else ""
+            return f"{told}{without} by {' > '.join(self.path)} in {seconds:.3g} s"
+        trouble = f"{', trouble' if self.outcome is not Outcome.failed else ''}{self._where()}"
+        why = str(self.error).strip().partition("\n")[0]
+        because = f": {type(self.error).__name__}: {why}" if self.error is not None else ""
+        return f"{told}{trouble} after {seconds:.3g} s{because}"
+
+    def _where(self) -> str:
+        """Where it went wrong, as far as that is known."""
+        where = f" in {self.failed_in}" if self.failed_in else ""
+        who = f", engine {self.culprit}" if self.culprit else ""
+        what = f", bucket {self.bucket}" if self.bucket is not None else ""
+        return f"{where}{who}{what}"

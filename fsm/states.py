@@ -73,4 +73,4 @@ class Outcome(Enum):
 
     complete = "published, and every engine that was asked for serves the new version"
     partial = "published, and at least the quorum serves the new version"
-    failed = "anything else"
+    failed = "not known to be published, or served by fewer engines than the quorum"

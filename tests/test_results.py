@@ -69,6 +69,35 @@ def test_a_failure_nobody_is_to_blame_for_still_has_a_line() -> None:
     assert result.summary() == "round r (step 3, version 4, published: unknown) failed [e0 serving_new]"
 
 
+def test_a_result_prints_as_one_line_for_a_log() -> None:
+    """Number, outcome, path and seconds; a partial one says without whom."""
+    assert str(GOOD) == "round r (step 3): version 4 complete by Idle > Released in 0.1 s"
+    lost = replace(ROW, engine="e1", disposition=Disposition.quarantined)
+    partial = replace(GOOD, outcome=Outcome.partial, engines=(ROW, lost))
+    assert str(partial) == "round r (step 3): version 4 partial without e1 by Idle > Released in 0.1 s"
+
+
+def test_a_failed_result_prints_its_culprit_in_one_line() -> None:
+    """Of an error of many lines, the first one; a round that had all served says so."""
+    failed = replace(
+        GOOD, outcome=Outcome.failed, error=ValueError("broken\npipe"), culprit="e0", bucket=2,
+        failed_in="Broadcasting",
+    )  # fmt: skip
+    assert str(failed) == (
+        "round r (step 3): version 4 failed in Broadcasting, engine e0, bucket 2 after 0.1 s: "
+        "ValueError: broken"
+    )
+    late = replace(GOOD, error=OSError("disk"), failed_in="Cleaning")
+    assert str(late) == "round r (step 3): version 4 complete, trouble in Cleaning after 0.1 s: OSError: disk"
+
+
+def test_the_outcomes_read_well() -> None:
+    """Their values are for people: each says by itself what it means."""
+    assert [outcome.value.partition(",")[0] for outcome in Outcome] == [
+        "published", "published", "not known to be published",
+    ]  # fmt: skip
+
+
 def test_engines_can_be_asked_for_by_what_they_are() -> None:
     """The longest pause is the round's."""
     other = replace(ROW, engine="e1", disposition=Disposition.quarantined, pause_seconds=2.0)
