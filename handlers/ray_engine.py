@@ -26,6 +26,7 @@ from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Receipt
 from .futures import again, begun
 from .line import Broken, Kept, Line, connect
+from .ray_reports import report
 from .threads import spawn
 from .words import read_answer
 from .words import word as to_words
@@ -245,21 +246,15 @@ class RayEngine:
         if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, BaseException):
             translated = error.cause
         elif isinstance(error, ray.exceptions.RayActorError):
-            translated = EngineGone(f"engine {self.id} did not answer {word}: {_first_line(error)}")
+            translated = EngineGone(f"engine {self.id} did not answer {word}: {report(error)}")
         else:
-            translated = EngineError(
-                f"engine {self.id}: Ray could not carry out {word}: {_first_line(error)}"
-            )
+            translated = EngineError(f"engine {self.id}: Ray could not carry out {word}: {report(error)}")
         translated.__cause__ = error
         return translated
 
 
 def _engine(actor: Any, name: str, line: bool) -> RayEngine:  # noqa: FBT001 - only for pickle
     return RayEngine(actor, name, line=line)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or repr(error)
 
 
 def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:

@@ -40,6 +40,7 @@ from .futures import begun, copy
 from .line import Broken, Kept, Line, connect
 from .lock_actor import LockActor
 from .lock_line import WORDS, answered, asked
+from .ray_reports import report
 from .threads import spawn
 
 __all__ = ["RayLock"]
@@ -216,7 +217,7 @@ class RayLock:
         elif isinstance(error, Broken | ray.exceptions.RayActorError):
             what = f"died before it answered {word!r}; it is started again, and whoever waited asks anew"
         else:
-            what = f"failed at {word!r}: {str(error).strip().splitlines()[-1]}"
+            what = f"failed at {word!r}: {report(error)}"
         return LockError(f"the keeper of lock {self.name!r} {what}")
 
     def _known(self) -> Any:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,11 @@ class Engine(weightsync.RayReceiver):
         return self.generating.is_set()
 
     @ray.method(concurrency_group="test")
+    def generates(self) -> bool:
+        """Whether somebody generates."""
+        return self.generating.is_set()
+
+    @ray.method(concurrency_group="test")
     def prepare(self, failing: str | None = None) -> None:
         """Begin another test."""
         self.generating.clear()
@@ -145,6 +151,22 @@ class Engine(weightsync.RayReceiver):
     def die(self) -> None:
         """End the process without a word."""
         os._exit(1)
+
+
+class Unloadable(Engine):
+    """Its model is not where it should be."""
+
+    def __init__(self) -> None:
+        raise OutOfTune("no such model\nanywhere")
+
+
+class Loading(Engine):
+    """Its model takes longer to load than a round may last."""
+
+    def __init__(self, path: str) -> None:
+        while not os.path.exists(path):  # noqa: PTH110 - in a process of its own
+            time.sleep(0.05)
+        super().__init__(name="loading")
 
 
 class AsyncEngine(Engine):
@@ -361,6 +383,37 @@ class TestDeath:
             link.open(session(), before.incarnation, PLAN, EXPECTED, SOON).result(SOON)
         opened(link)
         ray.kill(engine)
+
+
+def test_an_error_in_init_is_told_in_one_line() -> None:
+    """The user's own error, and none of the report that Ray prints for a terminal."""
+    link = RayEngine(actor(Unloadable).remote(), id="broken")
+    with pytest.raises(EngineGone) as gone:
+        link.hello().result(SOON)
+    before, _, raised = str(gone.value).partition(" raised ")
+    assert before == "engine broken did not answer hello: its __init__"
+    assert raised in ("OutOfTune: no such model", f"{__name__}.OutOfTune: no such model")
+    assert isinstance(gone.value.__cause__, ray.exceptions.RayActorError)
+
+
+def test_an_engine_may_take_its_time_to_start_and_to_pause(tmp_path: Path) -> None:
+    """It loads a model, and later ends a generation, for longer than it may be silent otherwise."""
+    engine = actor(Loading).remote(str(tmp_path / "model"))
+    model, policy = torch.nn.Linear(2, 2), weightsync.Policy(deadline=9.0)
+    silent = policy.limits().engine
+    with weightsync.WeightSync([RayEngine(engine, id="loading")], "collective", policy=policy) as sync:
+        pending = sync.begin(1, model)
+        threading.Timer(silent + 0.5, (tmp_path / "model").touch).start()
+        assert pending.wait().require().pause_seconds < silent
+        sampling = engine.sample.remote()
+        until = time.monotonic() + SOON
+        while not ray.get(engine.generates.remote(), timeout=SOON):
+            assert time.monotonic() < until
+        pending = sync.begin(2, model)
+        threading.Timer(silent + 0.5, engine.free.remote).start()
+        assert pending.wait().require().pause_seconds > silent
+        ray.get(sampling, timeout=SOON)
+    ray.kill(engine)
 
 
 def connected(link: RayEngine) -> bool:

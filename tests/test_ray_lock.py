@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import ray
 from weightsync.fsm.lock import Closed, Ending, Granted, LockKeeper, Ticket, Waiting
 from weightsync.fsm.tickets import LockError, NotHolder, StaleEpoch, TicketClosed, UnknownTicket
 from weightsync.handlers.lock import EpochNotKept
+from weightsync.handlers.lock_actor import _restarted
 from weightsync.handlers.ray_lock import RayLock
 from weightsync.handlers.threads import spawn
 
@@ -234,6 +236,30 @@ class TestDeath:
             with suppress(LockError):  # until Ray has noticed that the name is free
                 epoch = hold(lock)[1].epoch
         assert epoch > before.epoch
+
+
+class Asking:
+    """An actor that asks what the keeper asks, and listens to what Ray says of it."""
+
+    def ask(self, how: str) -> tuple[bool, list[str]]:
+        """Whether it was restarted, by our question or by Ray's own; and what was said."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if how == "ours":
+                restarted = _restarted()
+            else:
+                restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        return restarted, [str(each.message) for each in said]
+
+
+def test_asking_whether_it_was_restarted_is_quiet() -> None:
+    """Ray complains of a property of its own, into the output of every trainer; not if we ask."""
+    remote: Any = ray.remote(num_cpus=0)(Asking)
+    asking = remote.remote()
+    assert ray.get(asking.ask.remote("ours"), timeout=SOON) == (False, [])
+    _, said = ray.get(asking.ask.remote("ray's"), timeout=SOON)
+    assert any("deprecated" in each for each in said), "Ray is quiet now: ask it directly"
+    ray.kill(asking)
 
 
 class TestTheFile:
