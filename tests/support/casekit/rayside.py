@@ -150,12 +150,17 @@ class InActor:
         """A word that was given up ends in the actor; nothing of it is here."""
 
     def ask(self, what: str, *args: Any) -> Any:
-        """Ask the actor; while it is started anew, wait for it."""
+        """Ask the actor; while it is started anew, wait for it.
+
+        To ask again does no harm here, so Ray may do it, which knows when the actor is there. What it gives
+        up all the same, because the actor was on its way down, is asked once more.
+        """
         end = time.monotonic() + _PATIENCE
+        asking = getattr(self.actor, what).options(max_task_retries=-1)
         while True:
             try:
-                return ray.get(getattr(self.actor, what).remote(*args), timeout=_PATIENCE)
-            except ray.exceptions.RayActorError:
+                return ray.get(asking.remote(*args), timeout=_PATIENCE)
+            except ray.exceptions.ActorUnavailableError:
                 if time.monotonic() > end:
                     raise
 
