@@ -14,7 +14,9 @@ from pathlib import PurePath
 
 from .errors import SetupError
 
-__all__ = ["called", "flag", "has", "refusal", "seconds", "seen_path", "shown", "step_of", "text", "whole"]
+__all__ = [
+    "called", "flag", "has", "kind", "refusal", "seconds", "seen_path", "shown", "step_of", "text", "whole",
+]  # fmt: skip
 
 _PLAIN = (str, bytes, int, float, PurePath)
 _LONGEST = 80
@@ -68,6 +70,12 @@ def seen_path(where: str, name: str, value: object) -> None:
     """Refuse what cannot be the path of a file."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise refusal(where, name, value, "the path of a file is needed")
+
+
+def kind(where: str, name: str, value: object, kinds: type | tuple[type, ...], needed: str) -> None:
+    """Refuse what is of none of these kinds."""
+    if not isinstance(value, kinds):
+        raise refusal(where, name, value, needed)
 
 
 def called(where: str, name: str, value: object, needed: str = "a function is needed") -> None:

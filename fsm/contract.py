@@ -76,6 +76,7 @@ class Capabilities:
         survives_loss: the transport goes on without a participant that was lost. A collective cannot, so a
             quorum below "all" is refused with it at set-up.
         dtypes: the dtype names it can carry, or None for every one that has bytes.
+        cross_process: engines may be in other processes than the trainer.
     """
 
     stages: bool
@@ -83,6 +84,7 @@ class Capabilities:
     cross_host: bool
     survives_loss: bool
     dtypes: frozenset[str] | None
+    cross_process: bool = True
 
 
 class Port(Protocol):
@@ -254,7 +256,11 @@ class EngineStatus:
 
 
 class EngineLink(Protocol):
-    """The trainer's end of one engine. Every method gives a future back at once."""
+    """The trainer's end of one engine. Every method gives a future back at once.
+
+    One whose engine is certainly in another process says ``in_process = False``, and is then refused with a
+    transport that could not reach it.
+    """
 
     @property
     def id(self) -> str:

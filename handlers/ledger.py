@@ -13,12 +13,15 @@ therefore not a ``LedgerError``: the ledger has the change, and ``ask`` says so.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..fsm.errors import WeightSyncError
+from ..fsm import checks
+from ..fsm.errors import SetupError, WeightSyncError
 from ..fsm.ledger import Ledger, LedgerError
 from . import durable
 
@@ -80,12 +83,36 @@ class MemoryLedger:
 
 
 class FileLedger:
-    """A ledger in a file that outlives its processes. No file is an empty ledger; the folder is made."""
+    """A ledger in a file that outlives its processes. No file is an empty ledger; the folder is made.
+
+    Raises:
+        SetupError: this is no path.
+    """
 
     def __init__(self, path: str | Path) -> None:
+        checks.seen_path("FileLedger", "path", path)
         # Resolved now: a later change of the working folder must not lead to another ledger, and replacing
         # a link by a file must not split the ledger in two.
         self.path = Path(path).resolve()
+
+    def check(self) -> None:
+        """Make the folder, and see that a ledger can be kept there, before anything depends on it.
+
+        Raises:
+            SetupError: it cannot be read or written.
+            LedgerCorrupt: what is there is no ledger.
+        """
+        try:
+            self.current()
+            with durable.exclusively(self.path):
+                if not os.access(self.path.parent, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "is closed to this user", str(self.path.parent))
+        except (OSError, LedgerUnavailable) as error:
+            why = error.__cause__ or error
+            raise SetupError(
+                f"the version ledger {self.path} cannot be kept there ({why}): give a file in a folder that "
+                "this user may write to"
+            ) from why
 
     def current(self) -> Ledger:
         """What the ledger says now."""

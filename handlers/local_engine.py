@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..fsm import checks
 from ..fsm.contract import EngineStatus, Ticket
 from ..fsm.engine import Answer
 from ..fsm.engine_table import Session
@@ -23,9 +24,16 @@ T = TypeVar("T")
 
 
 class LocalEngine:
-    """An ``EngineLink`` to a ``Receiver`` in this process."""
+    """An ``EngineLink`` to a ``Receiver`` in this process.
+
+    Raises:
+        SetupError: this is no receiver.
+    """
 
     def __init__(self, receiver: Receiver) -> None:
+        if not checks.has(receiver, ("hello", "open", "receive", "commit", "abort", "resume")):
+            needed = "a receiver is needed, as receiver_for(model, 'name') makes it"
+            raise checks.refusal("LocalEngine", "receiver", receiver, needed)
         self.receiver = receiver
 
     @property

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..fsm import checks
 from ..fsm.lock import (
     DEFAULT_LEASE,
     Closed,
@@ -118,6 +119,10 @@ class LocalLock:
 
     Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without
     a file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
+
+    Raises:
+        SetupError: one of these is of the wrong kind.
+        EpochNotKept: the file cannot be kept.
     """
 
     def __init__(
@@ -128,6 +133,11 @@ class LocalLock:
         epoch: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        checks.seconds("LocalLock", "lease", lease)
+        checks.step_of("LocalLock", "epoch", epoch)
+        checks.called("LocalLock", "now", now)
+        if path is not None:
+            checks.seen_path("LocalLock", "path", path)
         self._now = now
         self._changed = threading.Condition()
         self._writing = threading.Lock()

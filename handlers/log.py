@@ -27,6 +27,7 @@ from typing import Any, Literal, NoReturn, Self
 
 import structlog
 
+from ..fsm import checks
 from ..fsm.errors import SetupError
 from ..fsm.record import KEYS, Record
 from ..fsm.states import Outcome, State
@@ -55,6 +56,8 @@ class StateLog:
     name = "state log"
 
     def __init__(self, path: str | os.PathLike[str], *, console: bool = False) -> None:
+        checks.seen_path("StateLog", "path", path)
+        checks.flag("StateLog", "console", console)
         self.path = Path(path)
         self._lines = _Lines(self.path)
         self._log = _logger(self._lines, [_in_order, structlog.processors.JSONRenderer()])

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from ..fsm import checks
 from ..fsm.contract import RoundView, Undo
 from ..fsm.record import Record
 
@@ -26,11 +27,16 @@ class HealthWatch:
         pause: tells the monitor that the engines are being updated.
         resume: tells it to watch again. Called exactly once for each call of ``pause``, also if that raised,
             since a monitor may have stopped before it complained.
+
+    Raises:
+        SetupError: one of them is no function.
     """
 
     name = "health watch"
 
     def __init__(self, pause: Callable[[], object], resume: Callable[[], object]) -> None:
+        checks.called("HealthWatch", "pause", pause)
+        checks.called("HealthWatch", "resume", resume)
         self._pause = pause
         self._resume = resume
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ import importlib
 import sys
 from typing import Any, Protocol
 
+from ..fsm import checks
 from ..fsm.record import Record
 from ..fsm.states import Outcome
 
@@ -31,11 +32,16 @@ class Progress:
 
     Args:
         bar: a bar of yours, which is never closed here; by default one is made when it is first needed.
+
+    Raises:
+        SetupError: this is no bar.
     """
 
     name = "progress"
 
     def __init__(self, bar: Bar | None = None) -> None:
+        if bar is not None and not checks.has(bar, ("update",)):
+            raise checks.refusal("Progress", "bar", bar, "a bar with update(n) is needed, such as a tqdm")
         # Asked with `is`: a tqdm without a total counts as false.
         self._own = bar is None
         self._bar = bar

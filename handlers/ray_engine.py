@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 
+from ..fsm import checks
 from ..fsm.contract import EngineStatus, Ticket
 from ..fsm.engine import Answer
 from ..fsm.engine_table import Session
@@ -43,9 +44,21 @@ class RayEngine:
         actor: the actor's handle.
         id: what the actor calls itself; by default the actor's id, as it does by default.
         line: whether words to an actor on this host go past Ray, which is several times as fast.
+
+    Raises:
+        SetupError: this is no actor, or not one that receives weights.
     """
 
+    in_process = False
+    """It is in a process of its own."""
+
     def __init__(self, actor: Any, id: str | None = None, *, line: bool = True) -> None:  # noqa: A002 - as it is called everywhere
+        if getattr(actor, "_actor_id", None) is None:
+            needed = "the handle of an actor is needed, which remote() of its class gives"
+            raise checks.refusal("RayEngine", "actor", actor, needed)
+        if id is not None:
+            checks.text("RayEngine", "id", id)
+        checks.flag("RayEngine", "line", line)
         if not hasattr(actor, "weightsync_word"):
             raise SetupError(
                 f"{actor} does not receive weights: let its class inherit weightsync.RayReceiver"

@@ -26,6 +26,7 @@ from typing import Any
 
 import ray
 
+from ..fsm import checks
 from ..fsm.lock import (
     DEFAULT_LEASE,
     Closed,
@@ -57,6 +58,9 @@ class RayLock:
         path: a file that keeps the epoch over restarts of the keeper, on storage that every node sees.
         patience: seconds to wait for the keeper beyond what was asked for, by whoever waits in a method. It
             takes some to start. Where a round asks with ``begin``, the round's own limits hold.
+
+    Raises:
+        SetupError: one of these is of the wrong kind.
     """
 
     def __init__(
@@ -67,6 +71,11 @@ class RayLock:
         *,
         patience: float = 30.0,
     ) -> None:
+        checks.text("RayLock", "name", name)
+        checks.seconds("RayLock", "lease", lease)
+        checks.seconds("RayLock", "patience", patience)
+        if path is not None:
+            checks.seen_path("RayLock", "path", path)
         self.name, self._lease, self._patience = name, lease, patience
         self._actor = f"lock-{name}"
         self._path = None if path is None else str(Path(path).absolute())

@@ -23,11 +23,13 @@ import asyncio
 import inspect
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.actor import ActorClass
 
+from ..fsm import checks
 from ..fsm.errors import SetupError
 from .gate import Gate
 from .line_server import LineServer
@@ -149,10 +151,18 @@ def ray_engine(*classes: type, **options: Any) -> Any:
     """``ray.remote`` for a class that receives weights: with the concurrency group of its words.
 
     Use it as ``@ray_engine`` or as ``@ray_engine(num_cpus=1, max_restarts=2)``, with the options of Ray.
+
+    Raises:
+        SetupError: this is no class, or not one that receives weights.
     """
-    groups = {GROUP: CONCURRENCY, **options.pop("concurrency_groups", {})}
+    groups = options.pop("concurrency_groups", {})
+    needed = "a mapping of names to numbers is needed"
+    checks.kind("ray_engine", "concurrency_groups", groups, Mapping, needed)
+    groups = {GROUP: CONCURRENCY, **groups}
 
     def decorate(cls: type) -> Any:
+        needed = "a class is needed: put @ray_engine(...) above it, in the place of @ray.remote"
+        checks.kind("ray_engine", "cls", cls, type, needed)
         if not issubclass(cls, ActorReceiver):
             raise SetupError(
                 f"{cls.__name__} does not receive weights: let it inherit weightsync.RayReceiver"
@@ -160,4 +170,6 @@ def ray_engine(*classes: type, **options: Any) -> Any:
         make: Any = ray.remote
         return make(concurrency_groups=groups, **options)(cls)
 
+    if len(classes) > 1:
+        raise checks.refusal("ray_engine", "cls", classes, "one class is needed")
     return decorate(*classes) if classes else decorate

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..fsm import checks
 from ..fsm.contract import RoundView
-from ..fsm.errors import SetupError
 
 __all__ = ["Retention"]
 
@@ -30,8 +30,8 @@ class Retention:
 
     def __init__(self, tensors: list[Any] | None = None) -> None:
         # Asked with `is`: the list may well be empty until the first round.
-        if tensors is not None and not isinstance(tensors, list):
-            raise SetupError(f"Retention empties a list, and was given {type(tensors).__name__}")
+        if tensors is not None:
+            checks.kind("Retention", "tensors", tensors, list, "Retention empties a list, so one is needed")
         self._tensors = tensors
 
     def prepare(self, round: RoundView) -> None:

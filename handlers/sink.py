@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..fsm import checks
 from ..fsm.errors import PlanError
 from ..fsm.plan import Plan
 from ..fsm.tensors import TensorSpec, diff, has_memory, spec
@@ -27,10 +28,24 @@ from ..fsm.tensors import TensorSpec, diff, has_memory, spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["InPlaceSink", "StagingSink"]
+__all__ = ["InPlaceSink", "StagingSink", "check_held"]
 
 Held = torch.nn.Module | Mapping[str, torch.Tensor]
 """What an engine samples with: a module (every name of its ``state_dict``) or tensors by name."""
+
+
+def check_held(where: str, held: object, device: object) -> None:
+    """Refuse what holds no tensors, and a device that torch does not know.
+
+    Raises:
+        SetupError: that is so.
+    """
+    needed = "a module is needed, or a mapping of names to tensors"
+    checks.kind(where, "held", held, (torch.nn.Module, Mapping), needed)
+    try:
+        torch.device("cpu" if device is None else device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        raise checks.refusal(where, "staged_on", device, "a device is needed, such as 'cpu'") from None
 
 
 class _Live:

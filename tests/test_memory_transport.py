@@ -612,6 +612,7 @@ class TestOrder:
         assert transport.name == "memory"
         assert able == {
             "stages": True, "aliases": False, "cross_host": False, "survives_loss": True, "dtypes": None,
+            "cross_process": False,
         }  # fmt: skip
 
     def test_no_thread_is_left(self) -> None:

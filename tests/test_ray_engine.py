@@ -555,9 +555,27 @@ class TestSetup:
         handle = other.remote()
         with pytest.raises(SetupError, match="does not receive weights: let its class inherit"):
             RayEngine(handle)
+        with pytest.raises(
+            SetupError, match=r"no engine: an actor is given as RayEngine\(actor\), and its cl"
+        ):
+            weightsync.WeightSync([handle], "collective")
         ray.kill(handle)
         with pytest.raises(EngineError, match="knows no word 'sing'"):
             RayEngine(engines["one thread"])._ask("sing", None).result(SOON)
+
+    def test_an_actor_is_given_by_its_link(self, engines: dict[str, Any]) -> None:
+        """Its class has no actor yet; its handle is no link; and memory does not reach its process."""
+        with pytest.raises(
+            SetupError, match=r"RayEngine\(actor=<ActorClass\(Engine\)>\): the handle of an act"
+        ):
+            RayEngine(actor(Engine))
+        handle = engines["one thread"]
+        with pytest.raises(SetupError, match=r"no engine: an actor is given as RayEngine\(actor\)$"):
+            weightsync.WeightSync([handle], "collective")
+        with pytest.raises(
+            SetupError, match=r"'memory' reaches engines in this process only, and engine [0-9a-f]+"
+        ):
+            weightsync.WeightSync([RayEngine(handle)], "memory")
 
     def test_an_id_must_be_the_engines_own(self, engines: dict[str, Any]) -> None:
         """Receipts carry the engine's name for itself, so a link may not call it otherwise."""

@@ -93,5 +93,5 @@ def test_a_list_that_is_still_empty_is_a_list() -> None:
 
 def test_what_cannot_be_emptied_is_refused_at_set_up() -> None:
     """A tuple would be kept for ever in silence."""
-    with pytest.raises(SetupError, match="was given tuple"):
+    with pytest.raises(SetupError, match="empties a list, so one is needed"):
         Retention((1, 2))  # type: ignore[arg-type]

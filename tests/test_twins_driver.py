@@ -109,7 +109,7 @@ def a_late_answer_is_stale() -> None:
     desk = Desk(policy=GO_ON)
     desk.locked()
     desk.done("plan()", Desk.plan)
-    desk.wait(0.7)
+    desk.wait(1.4)
     desk.done("open(e1)")
     assert desk.driver.stale == 1, "the late answer was taken for one"
 

@@ -25,6 +25,7 @@ from typing import final
 
 import torch.distributed as dist
 
+from ..fsm import checks
 from ..fsm.contract import Capabilities, EngineLink, Port, Ticket, Weights
 from ..fsm.errors import PortClosed, SetupError
 from ..fsm.plan import Plan
@@ -53,6 +54,7 @@ class CollectiveTransport:
             raise SetupError(f"there is no collective transport over {backend!r}, only over 'gloo'")
         if not dist.is_available() or not dist.is_gloo_available():
             raise SetupError("this build of torch has no gloo; use a transport other than 'collective'")
+        checks.text("CollectiveTransport", "address", address, "the trainer's address is needed")
         self._address = address
         self._standing = Standing[CollectiveRound]()
 

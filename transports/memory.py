@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
 
+from ..fsm import checks
 from ..fsm.contract import Bucketful, Capabilities, EngineLink, Inlet, Port, Ticket, Weights
 from ..fsm.engine_table import Session
 from ..fsm.errors import PlanError, PortClosed, StaleSession, TransportError
@@ -120,6 +121,7 @@ class MemoryTransport:
     """
 
     def __init__(self, *, checked: bool = False) -> None:
+        checks.flag("MemoryTransport", "checked", checked)
         self._checked = checked
         self._standing = Standing[_Round]()
 
@@ -131,7 +133,9 @@ class MemoryTransport:
     @property
     def capabilities(self) -> Capabilities:
         """Everything but aliases and other hosts."""
-        return Capabilities(stages=True, aliases=False, cross_host=False, survives_loss=True, dtypes=None)
+        return Capabilities(
+            stages=True, aliases=False, cross_host=False, survives_loss=True, dtypes=None, cross_process=False
+        )
 
     def open(
         self, plan: Plan, weights: Weights, engines: Mapping[Participant, EngineLink], port: Port

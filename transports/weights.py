@@ -19,6 +19,7 @@ from typing import Any, final
 
 import torch
 
+from ..fsm import checks
 from ..fsm.contract import Weights
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Plan, make_plan
@@ -58,9 +59,12 @@ class TorchWeights:
 
         Raises:
             PlanError: something in it cannot be sent; the message names it.
+            SetupError: the groups are none.
         """
         if isinstance(source, TorchWeights):
             return source
+        if isinstance(groups, str) or not isinstance(groups, Iterable):
+            raise checks.refusal("TorchWeights.of", "groups", groups, "a list of lists of names is needed")
         together = tuple(group if isinstance(group, str) else tuple(sorted(group)) for group in groups)
         weights = cls(source, together)
         if not deferred(source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from .fsm import checks
 from .fsm.contract import InletFactory
 from .handlers.receiver import Receiver
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from .handlers.sink import Held
 
 __all__ = ["inlets", "receiver_for"]
+
+_WHERE = "receiver_for"
 
 
 def inlets() -> dict[str, InletFactory]:
@@ -45,15 +48,27 @@ def receiver_for(
         on_commit: called with the version when the weights are new and generation is still paused.
         extra_inlets: receiving halves of transports of your own, by name.
         fault: for tests: called with each point of ``handlers.receiver.FAULT_POINTS`` and a bucket's number.
+
+    Raises:
+        SetupError: one of these is of the wrong kind.
     """
-    from .handlers.sink import InPlaceSink, StagingSink
+    from .handlers.sink import InPlaceSink, StagingSink, check_held
     from .transports.digest import digest
     from .transports.packing import unpack
 
+    check_held(_WHERE, held, staged_on)
+    checks.text(_WHERE, "engine_id", engine_id)
+    checks.flag(_WHERE, "stages", stages)
+    checks.step_of(_WHERE, "rank", rank)
+    extra = {} if extra_inlets is None else extra_inlets
+    checks.kind(_WHERE, "extra_inlets", extra, Mapping, "a mapping of names to functions is needed")
+    for name, function in (("on_commit", on_commit), ("fault", fault), *extra.items()):
+        if function is not None:
+            checks.called(_WHERE, name, function)
     return Receiver(
         engine_id,
         StagingSink(held, device=staged_on) if stages else InPlaceSink(held),
-        inlets={**inlets(), **(extra_inlets or {})},
+        inlets={**inlets(), **extra},
         unpack=unpack,
         digest=digest,
         rank=rank,

@@ -1,31 +1,94 @@
-"""From what a user writes to the part it names. Heavy parts are imported here, when they are asked for."""
+"""From what a user writes to the part it names. Heavy parts are imported here, when they are asked for.
+
+Whatever is not such a part is refused here, before anything moves, with what to give in its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from .fsm.contract import Executor, Observer, Transport, Weights
+from .fsm import checks
+from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.errors import SetupError
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
+from .fsm.policy import Policy
 from .handlers.ledger import FileLedger, MemoryLedger
 from .handlers.lock import LocalLock, clock_epoch
 
-__all__ = ["TRANSPORTS", "ledger_for", "lock_for", "sort_handlers", "transport_for", "weights_for"]
+__all__ = [
+    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "policy_for", "sort_handlers", "transport_for",
+    "weights_for",
+]  # fmt: skip
+
+_WHERE = "WeightSync"
+_LINK = ("hello", "open", "receive", "commit", "abort", "resume", "close")
+_TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
+_LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
+_LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
 TRANSPORTS = ("memory", "collective")
 """The transports that can be named."""
+
+
+def engines_for(engines: Iterable[EngineLink]) -> list[EngineLink]:
+    """The links, each of which is one.
+
+    Raises:
+        SetupError: no list, or something in it that is no link; the message says how to make one of it.
+    """
+    if isinstance(engines, str | bytes | Mapping | type) or not isinstance(engines, Iterable):
+        advice = "a list of engines is needed: engines=[...]"
+        if not checks.has(engines, _LINK):
+            advice = f"{advice}, in which {_as_a_link(engines)}"
+        raise checks.refusal(_WHERE, "engines", engines, advice)
+    links = list(engines)
+    for number, link in enumerate(links):
+        if not checks.has(link, _LINK) or not hasattr(link, "id"):
+            raise checks.refusal(_WHERE, f"engines[{number}]", link, f"no engine: {_as_a_link(link)}")
+        checks.text(_WHERE, f"engines[{number}].id", link.id)
+    return links
+
+
+def _as_a_link(given: object) -> str:
+    """What to write in the place of something that only stands for an engine."""
+    if isinstance(given, type):
+        return "an object is needed, and not its class"
+    if hasattr(given, "weightsync_word"):
+        return "an actor is given as RayEngine(actor)"
+    if getattr(given, "_actor_id", None) is not None:
+        return "an actor is given as RayEngine(actor), and its class inherits RayReceiver"
+    if checks.has(given, _LINK[:-1]):
+        return "a receiver is given as LocalEngine(receiver)"
+    if checks.has(given, ("state_dict",)):
+        return "a module of this process is given as LocalEngine(receiver_for(module, 'name'))"
+    return "each one is a RayEngine(actor) or a LocalEngine(receiver)"
+
+
+def policy_for(policy: Policy | None) -> Policy:
+    """The policy itself, or the default one.
+
+    Raises:
+        SetupError: it is something else.
+    """
+    if policy is None:
+        return Policy()
+    checks.kind(_WHERE, "policy", policy, Policy, "a Policy is needed, such as Policy(deadline=60)")
+    return policy
 
 
 def transport_for(transport: str | Transport) -> Transport:
     """The transport called so, or the object itself.
 
     Raises:
-        SetupError: no transport is called so.
+        SetupError: no transport is called so, or this is none.
     """
     if not isinstance(transport, str):
+        if not checks.has(transport, _TRANSPORT) or not hasattr(transport, "capabilities"):
+            names = " or ".join(map(repr, TRANSPORTS))
+            raise checks.refusal(_WHERE, "transport", transport, f"{names} is needed, or a transport object")
         return transport
     if transport == "memory":
         from .transports.memory import MemoryTransport
@@ -39,27 +102,50 @@ def transport_for(transport: str | Transport) -> Transport:
 
 
 def lock_for(lock: LockKeeper | str | None, lease: float) -> LockKeeper:
-    """The keeper itself; the Ray actor of that name; or a lock of this process alone."""
+    """The keeper itself; the Ray actor of that name; or a lock of this process alone.
+
+    Raises:
+        SetupError: it is neither a keeper nor a name.
+    """
     if lock is None:
         return LocalLock(lease=lease, epoch=clock_epoch())  # engines may remember an earlier trainer
     if isinstance(lock, str):
         from .handlers.ray_lock import RayLock
 
         return RayLock(lock, lease=lease)
+    if not checks.has(lock, _LOCK):
+        needed = "the name of a lock that Ray keeps is needed, or a keeper such as LocalLock()"
+        raise checks.refusal(_WHERE, "lock", lock, needed)
     return lock
 
 
 def ledger_for(ledger: LedgerKeeper | str | Path | None) -> LedgerKeeper:
-    """The keeper itself; a file; or this process's memory."""
+    """The keeper itself; a file; or this process's memory.
+
+    Raises:
+        SetupError: it is neither a keeper nor a path, or the file cannot be kept there.
+    """
     if ledger is None:
         return MemoryLedger()
     if isinstance(ledger, (str, Path)):
-        return FileLedger(ledger)
+        ledger = FileLedger(ledger)
+    if not checks.has(ledger, _LEDGER):
+        needed = "the path of a file is needed, or a keeper such as FileLedger(path)"
+        raise checks.refusal(_WHERE, "ledger", ledger, needed)
+    if isinstance(ledger, FileLedger):
+        ledger.check()
     return ledger
 
 
 def weights_for(model: object, *, snapshot: bool) -> Weights:
-    """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if possible."""
+    """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if possible.
+
+    Raises:
+        SetupError: a class, which has no tensors yet.
+        PlanError: something that has none.
+    """
+    if isinstance(model, type):
+        raise checks.refusal("weights of", "model", model, "a module is needed, and not its class")
     if all(hasattr(model, name) for name in ("materialize", "plan", "digest")):
         copy = getattr(model, "snapshot", None)
         return cast("Weights", copy() if snapshot and callable(copy) else model)
@@ -75,10 +161,14 @@ def sort_handlers(handlers: Iterable[object]) -> tuple[tuple[Executor, ...], tup
     Raises:
         SetupError: something that is neither.
     """
+    if isinstance(handlers, str | bytes | Mapping | type) or not isinstance(handlers, Iterable):
+        raise checks.refusal(_WHERE, "handlers", handlers, "a list of handlers is needed: handlers=[...]")
     executors: list[Executor] = []
     observers: list[Observer] = []
     for handler in handlers:
-        executes = hasattr(handler, "prepare") and hasattr(handler, "clean")
+        if isinstance(handler, type):
+            raise checks.refusal(_WHERE, "handlers", handler, "an object is needed, and not its class")
+        executes = checks.has(handler, ("prepare", "clean"))
         if executes:
             executors.append(cast("Executor", handler))
         if callable(handler):

@@ -48,6 +48,9 @@ class RayReceiver(ActorReceiver):
         """From now on, trainers can hand weights to this actor. The arguments are those of ``receiver_for``.
 
         ``id`` is the engine's name; by default the actor's id, as it is by default for ``RayEngine``.
+
+        Raises:
+            SetupError: one of the arguments is of the wrong kind.
         """
         name = id if id is not None else ray.get_runtime_context().get_actor_id()
         self.weightsync_receiver = receiver_for(

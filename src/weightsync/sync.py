@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from .books import EngineBooks, Entry
+from .fsm import checks
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.driver import Driver
 from .fsm.errors import RoundInProgress, RoundTimedOut, SetupError
@@ -33,7 +34,15 @@ from .handlers.crew import Parts
 from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
 from .handlers.workers import Workers
-from .joining import ledger_for, lock_for, sort_handlers, transport_for, weights_for
+from .joining import (
+    engines_for,
+    ledger_for,
+    lock_for,
+    policy_for,
+    sort_handlers,
+    transport_for,
+    weights_for,
+)
 from .pending import Pending
 
 __all__ = ["Pending", "WeightSync"]
@@ -58,7 +67,7 @@ class WeightSync:
         owner: how this trainer is called in logs and to those who wait for the lock.
 
     Raises:
-        SetupError: parts that do not fit together.
+        SetupError: something that is no such part, or parts that do not fit together.
     """
 
     def __init__(
@@ -72,9 +81,11 @@ class WeightSync:
         ledger: LedgerKeeper | str | Path | None = None,
         owner: str | None = None,
     ) -> None:
-        self.policy = policy or Policy()
+        self.policy = policy_for(policy)
+        if owner is not None:
+            checks.text("WeightSync", "owner", owner)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
-        self._books = EngineBooks(engines)
+        self._books = EngineBooks(engines_for(engines))
         self._transport = transport_for(transport)
         self._executors, observers = sort_handlers(handlers)
         self._lock = lock_for(lock, self.policy.lease)
@@ -102,7 +113,12 @@ class WeightSync:
         Args:
             step: the trainer's step, from 1.
             model: a module, a mapping or list of named tensors, or a generator of them.
+
+        Raises:
+            SetupError: the step is no whole number.
+            PlanError: the model has something that cannot be sent.
         """
+        step = checks.step_of("on_step_end", "step", step)
         if step % self.policy.every:
             return None
         return self._hand_over(step, model)
@@ -123,8 +139,12 @@ class WeightSync:
 
         Raises:
             RoundInProgress: a round is running and the policy refuses a second one.
-            SetupError: this ``WeightSync`` is closed.
+            SetupError: this ``WeightSync`` is closed, or a number is none.
+            PlanError: the model has something that cannot be sent.
         """
+        step = checks.step_of("begin", "step", step)
+        if version is not None:
+            version = checks.step_of("begin", "version", version)
         pending = Pending(step, version, raises=self.policy.raise_on_failure)
         self._queue(pending, weights_for(model, snapshot=snapshot))
         return pending
@@ -189,6 +209,12 @@ class WeightSync:
         """Refuse what could not work, before anything moves."""
         quorum = self.policy.quorum_of(len(self._books.links))
         name = self._transport.name
+        far = [link.id for link in self._books.links.values() if not getattr(link, "in_process", True)]
+        if far and not self._transport.capabilities.cross_process:
+            raise SetupError(
+                f"transport {name!r} reaches engines in this process only, and engine {far[0]} is in another "
+                "one: use transport='collective'"
+            )
         if quorum < len(self._books.links) and not self._transport.capabilities.survives_loss:
             raise SetupError(
                 f"transport {name!r} cannot go on without a participant, so a quorum of {quorum} out of "
