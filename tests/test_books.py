@@ -230,7 +230,21 @@ def test_nobody_waits_for_a_first_contact_that_is_not_wanted_any_more() -> None:
     assert not books.entries()["a"].waited
 
 
-@pytest.mark.parametrize("error", [RuntimeError("adapter"), EngineGone("dead")])
+@pytest.mark.parametrize("order", [1, -1])
+def test_nobody_waits_minutes_to_hear_that_an_engine_is_dead(order: int) -> None:
+    """One raised in its start, another one is still loading: there is no round without the first."""
+    slow, dead = FakeEngine("slow"), FakeEngine("dead")
+    slow.bad["hello"], dead.alive = HANG, False
+    books = EngineBooks([slow, dead][::order])
+    begun = time.monotonic()
+    books.refresh(0.05, first=10 * PATIENCE, spare=0)
+    assert time.monotonic() - begun < PATIENCE
+    assert set(books.unreachable()) == {Participant("dead", "?")}
+    books.refresh(0.05, first=0.3, spare=1)
+    assert set(books.unreachable()) == {Participant("dead", "?"), Participant("slow", "?")}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("adapter"), TimeoutError("of its own"), EngineGone("dead")])
 def test_an_engine_that_cannot_be_reached_is_not_servable_until_it_is(error: Exception) -> None:
     """Its version is kept if it may still be alive, and forgotten if it is not."""
     a, _, books = both()

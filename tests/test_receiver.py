@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -376,6 +376,17 @@ class TestOpen:
 
     def test_a_receive_waits_for_an_open_that_ends_a_long_generation(self) -> None:
         """Its patience is for an open that never comes, and not for one that has to wait itself."""
+        self.receive_beside_a_generation()
+
+    @pytest.mark.mutation
+    def test_a_receiver_that_does_not_see_the_open_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody notes that an open is under way."""
+        monkeypatch.setattr(Receiver, "_under_way", lambda self, session: nullcontext())
+        with pytest.raises(StaleSession, match="not open"):
+            self.receive_beside_a_generation()
+
+    def receive_beside_a_generation(self) -> None:
+        """The words of a round to an engine that generates for longer than its patience."""
         engine = Engine(patience=0.05)
         with engine.receiver.gate.admit():
             opening = spawn("open", engine.open, ONE)

@@ -78,6 +78,7 @@ class EngineBooks:
         limit: float,
         *,
         first: float | None = None,
+        spare: int | None = None,
         everybody: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -87,6 +88,7 @@ class EngineBooks:
             limit: seconds that an engine may take.
             first: seconds for one that was never reached, and may still be starting. It gets them once, and
                 ``limit`` from then on.
+            spare: how many may be lost. When more are, there is no round, and ``first`` is not waited for.
             everybody: ask those who are certain, too.
             stopped: whether nobody wants to know any more.
         """
@@ -94,19 +96,26 @@ class EngineBooks:
         with self._turn:
             rounds, before = self._rounds, dict(self._entries)
         names = [name for name, entry in before.items() if everybody or not entry.asked]
-        for name, answer in [(name, self._hello(name)) for name in names]:
+        asked = [(name, self._hello(name)) for name in names]
+
+        def enough() -> bool:
+            if stopped() or spare is None or time.monotonic() < begun + limit:
+                return stopped()
+            return sum(_failed(answer) for _, answer in asked) > spare
+
+        for name, answer in asked:
             new = first is not None and before[name].participant is None and not before[name].waited
             mine = max(limit, first or 0.0) if new else limit
-            try:
-                status = _awaited(answer, begun + mine, stopped)
-                known = self._heard(name, status)
-            except TimeoutError:
-                if stopped():
-                    continue
+            if not _answered(answer, begun + mine, enough):
+                if time.monotonic() < begun + mine:
+                    continue  # it was not waited for to the end, which says nothing about it
                 silent = self._unreached(name, _silent(name, mine, before[name]))
                 known = replace(silent, waited=silent.waited or new)
-            except Exception as error:  # noqa: BLE001 - whatever an adapter raises, the engine was not reached
-                known = self._unreached(name, error)
+            else:
+                try:
+                    known = self._heard(name, answer.result())
+                except Exception as error:  # noqa: BLE001 - whatever an adapter raises, it was not reached
+                    known = self._unreached(name, error)
             with self._turn:
                 if self._rounds == rounds:  # else what it said is older than what the round has proved
                     self._entries[name] = known
@@ -193,11 +202,16 @@ class EngineBooks:
         return replace(entry, asked=False, error=error, version=None if gone else entry.version)
 
 
-def _awaited(answer: Future[EngineStatus], end: float, stopped: Callable[[], bool]) -> EngineStatus:
-    """The answer, if it comes before ``end``. A start takes minutes, so it is looked whether to go on."""
-    while not answer.done() and not stopped() and (left := end - time.monotonic()) > 0:
+def _failed(answer: Future[EngineStatus]) -> bool:
+    """Whether it is known already that there is no status."""
+    return answer.done() and (answer.cancelled() or answer.exception() is not None)
+
+
+def _answered(answer: Future[EngineStatus], end: float, enough: Callable[[], bool]) -> bool:
+    """Wait for the answer until ``end``. A start takes minutes, so it is looked whether to go on."""
+    while not answer.done() and not enough() and (left := end - time.monotonic()) > 0:
         wait([answer], timeout=min(left, _GLANCE))
-    return answer.result(timeout=0)
+    return answer.done()
 
 
 def _silent(name: str, limit: float, entry: Entry) -> EngineSilent:

@@ -290,9 +290,11 @@ class WeightSync:
         self, pending: Pending, step: int, attempt: int, weights: Weights, ahead: int = 1
     ) -> RoundResult:
         limits, begun = self.policy.limits(), self._clock.now()
+        engines = len(self._books.links)
         self._books.refresh(
-            limits.engine, first=limits.first_contact, stopped=lambda: pending.cancelled is not None
-        )
+            limits.engine, first=limits.first_contact, spare=engines - self.policy.quorum_of(engines),
+            stopped=lambda: pending.cancelled is not None,
+        )  # fmt: skip
         begun = max(begun, self._clock.now() - limits.engine)  # a first contact has a limit of its own
         roster = self._books.roster()
         version = self._version_of(pending, weights, limits.idle, ahead)
