@@ -97,7 +97,7 @@ class Driver(Scripts):
         if item is None:
             self._count_stale(f"answer to call {number}", error)
             return self._flush()
-        self._note_call(item, error)
+        self._note_call(item, error, value)
         if item.call.act not in LOCK_ACTS:
             self._moved = now
         if error is None:

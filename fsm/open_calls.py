@@ -190,7 +190,7 @@ class OpenCalls(ABC):
     def _note(self, event: str, **values: object) -> None:
         self.round.note(event, wall=self._clock.wall(), **values)
 
-    def _note_call(self, item: OpenCall, error: BaseException | None) -> None:
+    def _note_call(self, item: OpenCall, error: BaseException | None, value: object = None) -> None:
         call = item.call
         if call.act in LOCK_ACTS and error is None:
             return
@@ -198,6 +198,7 @@ class OpenCalls(ABC):
             "call", trigger=call.act.name, engine=call.engine.id if call.engine else None,
             undo=self.executors[call.index] if call.index is not None else None,
             seconds=round(self._now - item.asked, 6), error=line(error) if error else None,
+            facts={"owes": True} if call.act is Act.prepare and value else None,  # an undo
         )  # fmt: skip
 
     def _count_stale(self, what: str, error: BaseException | None) -> None:

@@ -142,6 +142,9 @@ class LocalLock:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._epochs = None if path is None else EpochFile(path)
+        own = f"local-{secrets.token_hex(4)}"
+        self.name = own if self._epochs is None else durable.name_of(self._epochs.path)
+        """How it is called in logs: the same for all rounds whose epochs can be compared."""
         epoch = epoch if self._epochs is None else self._epochs.claim()
         self._book = replace(
             LockBook.restore(epoch, lease=lease), ceiling=None if self._epochs is None else epoch

@@ -19,8 +19,8 @@ from .handlers.ledger import FileLedger, MemoryLedger
 from .handlers.lock import LocalLock, clock_epoch
 
 __all__ = [
-    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "policy_for", "sort_handlers", "transport_for",
-    "weights_for",
+    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "name_of", "policy_for", "sort_handlers",
+    "transport_for", "weights_for",
 ]  # fmt: skip
 
 _WHERE = "WeightSync"
@@ -135,6 +135,12 @@ def ledger_for(ledger: LedgerKeeper | str | Path | None) -> LedgerKeeper:
     if isinstance(ledger, FileLedger):
         ledger.check()
     return ledger
+
+
+def name_of(keeper: LockKeeper | LedgerKeeper) -> str:
+    """How a keeper is called in the log: the same for whoever shares it. One without a name is not told."""
+    name = getattr(keeper, "name", None)
+    return name if isinstance(name, str) else ""
 
 
 def weights_for(model: object, *, snapshot: bool) -> Weights:

@@ -28,6 +28,7 @@ from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
 from .fsm.round import Identity, Round
+from .fsm.setting import Setting
 from .fsm.states import Outcome
 from .handlers.clock import SystemClock
 from .handlers.crew import Parts
@@ -38,6 +39,7 @@ from .joining import (
     engines_for,
     ledger_for,
     lock_for,
+    name_of,
     policy_for,
     sort_handlers,
     transport_for,
@@ -90,6 +92,7 @@ class WeightSync:
         self._executors, observers = sort_handlers(handlers)
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
+        self._run = uuid.uuid4().hex[:8]
         self._clock = SystemClock()
         self._workers = Workers()
         self._observers = Observers(observers)
@@ -308,7 +311,8 @@ class WeightSync:
             tainted=self._books.tainted(),
         )
         identity = Identity(step, attempt, self.owner)
-        opened = Round.open(facts, identity, at=self._clock.now(), wall=self._clock.wall())
+        setting = Setting(self._run, name_of(self._lock), name_of(self._ledger), limits)
+        opened = Round.open(facts, identity, at=self._clock.now(), wall=self._clock.wall(), setting=setting)
         driver = Driver(opened, limits, [executor.name for executor in self._executors], self._clock)
         parts = Parts(
             lock=self._lock, ledger=self._ledger, transport=self._transport, links=roster,

@@ -22,6 +22,7 @@ from ..fsm.policy import Policy
 from ..fsm.receipt import Expectation
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
+from ..fsm.setting import Setting
 from ..fsm.states import State
 from ..fsm.tickets import Waiting
 from .clock import HandClock
@@ -101,7 +102,8 @@ class Simulation:
             tainted=[member for member in roster if member.id in world.tainted],
         )
         identity = Identity(step=world.rounds, owner="trainer")
-        return Round.open(facts, identity, at=self.clock.now(), wall=self.clock.wall())
+        setting = Setting(identity.owner, "the lock", "the ledger", self.policy.limits())
+        return Round.open(facts, identity, at=self.clock.now(), wall=self.clock.wall(), setting=setting)
 
     # -- running ---------------------------------------------------------------------------------------------
 
