@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import ReplayMismatch
 from .journal import follow
@@ -67,7 +66,7 @@ class _Reading:
 
     story: Story
     position: Position | None = None
-    seq: int = 0
+    seq: int = 1
     follows: bool = True
     flawed: bool = False
 
@@ -144,10 +143,12 @@ class Linter:
             _, oldest = self._under_way.popitem(last=False)
             self.unfinished += not oldest.story.over
         self._under_way.put(record.round, reading)
+        self._books.begin(reading.story)
         return [*self._between("opened", reading), *self._replay(reading, record, place)]
 
     def _next(self, reading: _Reading, record: Record, place: Place) -> Iterator[Finding]:
         story, key, moves = reading.story, key_of(record), record.event == "transition"
+        yield from self._gap(reading, record, place)
         for rule in self._asked(key, moves=moves):
             for what in rule.check(story, record):
                 yield self._finding(reading, place, rule.promise, what)
@@ -162,6 +163,18 @@ class Linter:
                 story.ended = True
             yield from self._between(moment, reading)
         yield from self._replay(reading, record, place)
+
+    def _gap(self, reading: _Reading, record: Record, place: Place) -> Iterator[Finding]:
+        """Say what is missing before this record. What follows may be wrong for that reason alone."""
+        wanted, reading.seq = reading.seq, record.seq + 1
+        if record.seq == wanted:
+            return
+        reading.follows = False
+        what = f"record {record.seq} comes after record {wanted - 1}"
+        if record.seq > wanted:
+            many = f"records {wanted} to {record.seq - 1} are"
+            what = f"{many if record.seq > wanted + 1 else f'record {wanted} is'} missing"
+        yield self._finding(reading, place, REPLAY, what)
 
     def _asked(self, key: str, *, moves: bool) -> tuple[Rule, ...]:
         """The rules that are asked about a record of this kind."""
@@ -189,9 +202,8 @@ class Linter:
         if not reading.follows:
             return
         try:
-            followed = follow(reading.position, _plain(record), reading.seq)
+            followed = follow(reading.position, record.to_json(), record.seq)
             reading.position = followed.after if isinstance(followed, Step) else followed
-            reading.seq += 1
             if record.event == "result":
                 _same_result(reading.position, record)
         except Exception as error:  # noqa: BLE001 - as above
@@ -241,10 +253,6 @@ class Linter:
         if len(self._told) < _UNDER_WAY:
             self._told.add(words)
         return [Finding(*place, REPLAY, round, what)]
-
-
-def _plain(record: Record) -> dict[str, Any]:
-    return record.to_json()
 
 
 def _same_result(position: Position, record: Record) -> None:

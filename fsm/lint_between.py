@@ -73,11 +73,6 @@ class Books:
     published: Recent[str, Story] = field(default_factory=lambda: Recent(_RUNS))
     known: Recent[str, Place] = field(default_factory=lambda: Recent(_ROUNDS))
 
-    def before(self, story: Story) -> Story | None:
-        """The round before it of the same trainer."""
-        run = self.runs.get(story.run) if story.run else None
-        return None if run is None or run.last is story else run.last
-
     def learn(self, moment: str, story: Story) -> None:
         """Write down what came of ``story`` at this moment, after the rules were asked."""
         if moment == "opened":
@@ -97,8 +92,13 @@ class Books:
         if story.run and run is None:
             self.runs.put(story.run, _Run(story))
         elif run is not None:
-            run.last = story
+            run.last.before, run.last = None, story
             self.runs.move_to_end(story.run)
+
+    def begin(self, story: Story) -> None:
+        """Find the round before it of the same trainer."""
+        run = self.runs.get(story.run) if story.run else None
+        story.before = None if run is None else run.last
 
     def _granted(self, story: Story) -> None:
         lock = self.locks.get(story.lock_name)
@@ -179,7 +179,7 @@ def an_epoch_is_granted_once(books: Books, story: Story) -> Iterator[Broken]:
 @_rule("P1", "opened")
 def a_grant_has_an_end(books: Books, story: Story) -> Iterator[Broken]:
     """A trainer that goes on to its next round has given back, or lost, the lock of the one before."""
-    last = books.before(story)
+    last = story.before
     if last is not None and last.granted is not None and last.lock != Lock.gone.name:
         what = f"epoch {last.epoch} was granted, and nothing shows its end; {_name(story)} began after it"
         yield last.granted, last.round, what
@@ -226,7 +226,7 @@ def a_late_publication_is_refused(books: Books, story: Story) -> Iterator[Broken
 @_rule("P6", "opened")
 def a_round_ends_before_the_next(books: Books, story: Story) -> Iterator[Broken]:
     """Of one trainer. Another one, or the same one after a crash, cannot wait for its end."""
-    last = books.before(story)
+    last = story.before
     if last is not None and not last.over:
         yield last.place, last.round, f"it never ends: it is in {last.state} when {_name(story)} begins"
 
@@ -277,7 +277,7 @@ def a_round_has_an_id_of_its_own(books: Books, story: Story) -> Iterator[Broken]
 @_rule("P9", "opened")
 def a_retry_follows_a_failure(books: Books, story: Story) -> Iterator[Broken]:
     """Of the same step, one try after the other."""
-    last = books.before(story)
+    last = story.before
     if last is None or story.attempt == 1 or not last.result:
         return
     if (last.step, last.attempt + 1) != (story.step, story.attempt):
@@ -292,7 +292,7 @@ def a_retry_follows_a_failure(books: Books, story: Story) -> Iterator[Broken]:
 @_rule("P9", "planned")
 def a_retry_sends_everything_again(books: Books, story: Story) -> Iterator[Broken]:
     """The plan of the attempt before, if that had come to one."""
-    last = books.before(story)
+    last = story.before
     if last is None or story.attempt == 1 or last.step != story.step or not last.plan or not story.plan:
         return
     names = ("fingerprint", "tensors", "bytes", "buckets")

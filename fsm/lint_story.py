@@ -99,6 +99,7 @@ class Story:
     free_at: float = 0.0  # until when it needed the lock, as far as it is known
     ended: bool = False
     bound: bool = False
+    before: Story | None = None  # the round before it of the same trainer
     ahead: Story | None = None  # a round with a higher epoch that was granted before
     late: Place | None = None  # where it published after a round with a higher epoch
 

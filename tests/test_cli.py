@@ -506,9 +506,11 @@ def test_check_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_check_replays_a_log(state: Path, capsys: Printed) -> None:
-    """Every round comes out as the log says."""
+    """Every round comes out as the log says, and keeps its promises."""
     assert main(["check", str(state)]) == 0
-    assert capsys.readouterr().out == "3 of 3 rounds replay to what the log says; 0 not over\n"
+    assert (
+        capsys.readouterr().out == "3 of 3 rounds replay to what the log says and keep P1-P12; 0 not over\n"
+    )
 
 
 def test_check_of_a_log_that_ends_in_the_middle_of_a_round(
@@ -518,25 +520,27 @@ def test_check_of_a_log_that_ends_in_the_middle_of_a_round(
     path = tmp_path / "state.jsonl"
     path.write_text("".join([line for line in state.open() if '"r1"' in line][:9]))
     assert main(["check", str(path)]) == 0
-    assert capsys.readouterr().out == "1 of 1 rounds replay to what the log says; 1 not over\n"
+    assert (
+        capsys.readouterr().out == "1 of 1 rounds replay to what the log says and keep P1-P12; 1 not over\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (("Cleaning", "Released"), "record 28: target is Cleaning, replay gives Released"),
-        (("LockGranted", "LockMelted"), "no event is called LockMelted"),
-        (('"table": "', '"table": "x'), "made by schema 1 and table x"),
-        (('"quorum": 2', '"quorum": "two"'), "round r1"),
-        (('"ranks": 1', '"ranks": []'), "round r1"),
-        (('"seq": 3,', '"seq": 4,'), "record 4: expected record 3"),
+        (("LockGranted", "LockMelted"), ":2: P5: round r1: LockMelted in Idle cannot tell what is epoch"),
+        (('"table": "', '"table": "x'), ":1: replay: made by schema 1 and table x"),
+        (('"quorum": 2', '"quorum": "two"'), ":1: replay: round r1: the opening is incomplete"),
+        (('"ranks": 1', '"ranks": []'), ":1: replay: round r1: "),
+        (('"seq": 3,', '"seq": 4,'), ":4: replay: round r1: record 3 is missing"),
     ],
     ids=["another state", "another event", "another table", "no quorum", "no ranks", "another number"],
 )
 def test_check_finds_a_log_that_was_changed(
     change: tuple[str, str], complaint: str, state: Path, tmp_path: Path, capsys: Printed
 ) -> None:
-    """It names the line where the round begins and what is wrong; the other rounds are all right."""
+    """It names the line and what is wrong, the promise first if one is broken."""
     path = tmp_path / "state.jsonl"
     old, new = change
     lines = [line.replace(new, old) if change == ("Cleaning", "Released") else line for line in state.open()]
@@ -545,7 +549,7 @@ def test_check_finds_a_log_that_was_changed(
     path.write_text("".join(lines))
     assert main(["check", str(path)]) == 1
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("line 1: ")
+    assert first.startswith(f"{path}:")
     assert complaint in first
     assert "rounds replay to what the log says" in last
 
