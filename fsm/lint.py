@@ -202,9 +202,10 @@ class Linter:
         if not reading.follows:
             return
         try:
-            followed = follow(reading.position, record.to_json(), record.seq)
-            reading.position = followed.after if isinstance(followed, Step) else followed
-            if record.event == "result":
+            if record.event in ("opened", "transition"):  # of the others, all that replay asks has been asked
+                followed = follow(reading.position, record.to_json(), record.seq)
+                reading.position = followed.after if isinstance(followed, Step) else followed
+            elif record.event == "result" and reading.position is not None:
                 _same_result(reading.position, record)
         except Exception as error:  # noqa: BLE001 - as above
             reading.follows = False

@@ -109,6 +109,8 @@ def _claims_of(promise: str) -> Check:
 
     def a_fact_is_known_by_the_right_word(story: Story, record: Record) -> Iterator[str]:
         told = told_of(record)
+        if not told:
+            return
         for name in told.keys() & fields.keys():
             claim = fields[name]
             if record.trigger not in claim.triggers or story.state not in claim.states:
