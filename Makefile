@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core mutants clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint mutants clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ diagrams: $(RUNTIME) ## write the checked-in diagrams anew from the tables
 
 bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray beside the frame of the field
 	$(BIN)/python -m benchmarks.core
+
+bench-lint: $(RUNTIME) ## measure what linting a log of ten thousand rounds costs
+	$(BIN)/python -m benchmarks.lint
 
 # -------------------------------------------------------------------------------------------------- checking
 
