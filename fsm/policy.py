@@ -62,7 +62,13 @@ class Policy:
         quorum: with ``"quarantine"``: a fraction of the engines asked for (0 < f <= 1.0), or a whole number
             of them; at least one engine.
         attempts: how often a round is tried; a retry is a new round and a full resend.
-        when_busy: what a second round does while one runs: ``"wait"`` its turn, or ``"refuse"`` at once.
+        when_busy: what a second hand-over does while a round runs. ``"wait"``: it queues up, and is sent when
+            its turn has come. ``"block"``: the call returns only when the rounds before are over.
+            ``"refuse"``: it raises at once. ``"coalesce"``: it takes the place of weights that wait and were
+            not begun yet.
+            ``"skip"``: these weights are not sent.
+        staleness: with ``"coalesce"`` and ``"skip"``: by how many hand-overs the engines may be behind the
+            trainer. One that would leave them further behind blocks until a round is over.
         raise_on_failure: call ``RoundResult.require()`` for the caller.
         bucket_bytes: the largest transfer unit, in bytes.
         verify: ``"full"``: a digest of every tensor, computed on both sides. ``"off"``: counts and the plan's
@@ -82,14 +88,15 @@ class Policy:
     on_engine_failure: Literal["fail", "quarantine"] = "fail"
     quorum: float | int = 0.5
     attempts: int = 1
-    when_busy: Literal["wait", "refuse"] = "wait"
+    when_busy: Literal["wait", "block", "refuse", "coalesce", "skip"] = "wait"
+    staleness: int = 2
     raise_on_failure: bool = False
     bucket_bytes: int = 64 * 1024 * 1024
     verify: Literal["full", "off"] = "full"
     lease: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("every", "attempts", "bucket_bytes"):
+        for name in ("every", "attempts", "bucket_bytes", "staleness"):
             checks.whole("Policy", name, getattr(self, name))
         for name in ("deadline", "lease", "first_contact"):
             checks.seconds("Policy", name, getattr(self, name))
@@ -98,7 +105,7 @@ class Policy:
                 checks.seconds("Policy", name, getattr(self, name))
         checks.flag("Policy", "raise_on_failure", self.raise_on_failure)
         self._choice("on_engine_failure", ("fail", "quarantine"))
-        self._choice("when_busy", ("wait", "refuse"))
+        self._choice("when_busy", ("wait", "block", "refuse", "coalesce", "skip"))
         self._choice("verify", ("full", "off"))
         self._check_quorum()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .fsm.errors import WeightSyncError as WeightSyncError
     from .fsm.policy import Policy as Policy
     from .fsm.results import EngineRow as EngineRow
+    from .fsm.results import PassedOver as PassedOver
     from .fsm.results import RoundResult as RoundResult
     from .fsm.states import Disposition as Disposition
     from .fsm.states import EngineState as EngineState
@@ -52,6 +53,7 @@ _HOME = {
     "LocalLock": ".handlers.lock",
     "MemoryTransport": ".transports.memory",
     "Outcome": ".fsm.states",
+    "PassedOver": ".fsm.results",
     "Pending": ".sync",
     "Policy": ".fsm.policy",
     "Progress": ".handlers.progress",

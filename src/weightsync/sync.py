@@ -8,7 +8,6 @@ the caller, also when the caller is interrupted or cancelled.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import uuid
@@ -21,7 +20,7 @@ from .books import EngineBooks, Entry
 from .fsm import checks
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.driver import Driver
-from .fsm.errors import RoundInProgress, RoundTimedOut, SetupError
+from .fsm.errors import RoundTimedOut, SetupError
 from .fsm.facts import opening
 from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
 from .fsm.lock import LockKeeper
@@ -43,9 +42,9 @@ from .joining import (
     policy_for,
     sort_handlers,
     transport_for,
-    weights_for,
 )
 from .pending import Pending
+from .turns import Turns
 
 __all__ = ["Pending", "WeightSync"]
 
@@ -96,12 +95,9 @@ class WeightSync:
         self._clock = SystemClock()
         self._workers = Workers()
         self._observers = Observers(observers)
-        self._jobs: queue.SimpleQueue[tuple[Pending, int, Weights] | None] = queue.SimpleQueue()
-        self._turn = threading.Lock()
-        self._running = threading.Lock()
-        self._last: Pending | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = self._ended = False
+        self._turns = Turns(self.policy, self._attempts)
+        self._closing = threading.Lock()
+        self._ended = False
         self._check()
 
     # -- step hooks ------------------------------------------------------------------------------------------
@@ -140,6 +136,8 @@ class WeightSync:
                 that falls, or that stands for other bytes, is refused before the lock is asked for.
             snapshot: take a private copy of the weights first, so that training may change them meanwhile.
 
+        What happens while another round runs, ``Policy.when_busy`` says.
+
         Raises:
             RoundInProgress: a round is running and the policy refuses a second one.
             SetupError: this ``WeightSync`` is closed, or a number is none.
@@ -148,8 +146,8 @@ class WeightSync:
         step = checks.step_of("begin", "step", step)
         if version is not None:
             version = checks.step_of("begin", "version", version)
-        pending = Pending(step, version, raises=self.policy.raise_on_failure)
-        self._queue(pending, weights_for(model, snapshot=snapshot))
+        pending = self._turns.pending(step, version)
+        self._turns.enter(pending, model, snapshot=snapshot)
         return pending
 
     async def round(self, step: int, model: object) -> RoundResult:
@@ -157,7 +155,11 @@ class WeightSync:
 
         Cancelling it stops the round and is raised again once the round is Released.
         """
-        return await self.begin(step, model, snapshot=False)
+        step = checks.step_of("round", "step", step)
+        pending = self._turns.pending(step)
+        while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
+            await before.over()
+        return await pending
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -181,14 +183,13 @@ class WeightSync:
 
     def close(self) -> None:
         """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
-        with self._turn:
-            if self._ended:
-                return
-            self._closed = True
-            thread = self._thread
-        if thread is not None:
-            self._jobs.put(None)
-            thread.join()
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
+        if self._ended:
+            return
+        self._turns.close()
         self._transport.close()
         for link in self._books.links.values():
             link.close()
@@ -227,55 +228,20 @@ class WeightSync:
 
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
-        pending = Pending(step, None, raises=self.policy.raise_on_failure)
+        pending = self._turns.pending(step)
         try:
-            self._queue(pending, weights_for(model, snapshot=False))
+            self._turns.enter(pending, model, snapshot=False)
             return pending.wait()
         except BaseException as error:
             if pending.queued and not pending.done:
                 pending.stop_and_wait(error)
             raise
 
-    def _queue(self, pending: Pending, weights: Weights) -> None:
-        job, put = (pending, pending.step, weights), self._jobs.put
-        with self._turn:
-            if self._closed:
-                raise SetupError("this WeightSync is closed")
-            if self.policy.when_busy == "refuse" and self._last is not None and not self._last.done:
-                raise RoundInProgress(
-                    f"step {pending.step}: a round is in progress, and Policy(when_busy='refuse') does not "
-                    "queue"
-                )
-            if self._thread is None:
-                thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
-                thread.start()
-                self._thread = thread
-            # Nothing that an interrupt could come in between stands between these two.
-            pending.queued = True
-            put(job)
-            self._last = pending
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            pending, step, weights = job
-            with self._running:  # also if an interrupted start has left a second thread
-                try:
-                    result = self._attempts(pending, step, weights)
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-                    pending.finished(error)
-                else:
-                    pending.finished(result)
-                    del result  # its error, if it has one, holds frames that hold tensors
-            with self._turn:
-                if self._last is pending:
-                    self._last = None
-            del job, pending, weights
-
-    def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:
+    def _attempts(self, pending: Pending, weights: Weights) -> RoundResult:
         """Run the round; a retry is a new round with a fresh membership and a full resend."""
         attempt = ahead = 1
         while True:
-            result = self._one(pending, step, attempt, weights, ahead)
+            result = self._one(pending, attempt, weights, ahead)
             self._books.settle(result)
             done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
             if done or pending.cancelled is not None:
@@ -289,10 +255,8 @@ class WeightSync:
                 return result
             attempt += 1
 
-    def _one(
-        self, pending: Pending, step: int, attempt: int, weights: Weights, ahead: int = 1
-    ) -> RoundResult:
-        limits, begun = self.policy.limits(), self._clock.now()
+    def _one(self, pending: Pending, attempt: int, weights: Weights, ahead: int = 1) -> RoundResult:
+        step, limits, begun = pending.step, self.policy.limits(), self._clock.now()
         engines = len(self._books.links)
         self._books.refresh(
             limits.engine, first=limits.first_contact, spare=engines - self.policy.quorum_of(engines),
@@ -301,6 +265,7 @@ class WeightSync:
         begun = max(begun, self._clock.now() - limits.engine)  # a first contact has a limit of its own
         roster = self._books.roster()
         version = self._version_of(pending, weights, limits.idle, ahead)
+        self._turns.numbered(pending, version)
         limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))
         facts = opening(
             round=uuid.uuid4().hex[:12],
