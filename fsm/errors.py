@@ -17,6 +17,7 @@ WeightSyncError            everything this library raises on purpose
  |   |- StaleSession       a frame, commit or open of a session that is not the open one
  |   |- EngineGone         the engine is dead, or another incarnation answers in its place
  |   |- EngineSilent       no answer within its limit
+ |   |- EngineResting      left out of a round, because it has failed to catch up
  |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
  |   `- ReceiptRefused     a receipt that proves something else than this round
  |- TransportError         bytes could not be moved
@@ -34,6 +35,7 @@ __all__ = [
     "EngineError",
     "EngineGone",
     "EnginePaused",
+    "EngineResting",
     "EngineSilent",
     "GuardFailed",
     "IllegalEvent",
@@ -126,6 +128,10 @@ class EngineGone(EngineError):
 
 class EngineSilent(EngineError):
     """The engine gave no answer within its limit."""
+
+
+class EngineResting(EngineError):
+    """The engine has failed to catch up, and is left out of rounds for a while."""
 
 
 class EnginePaused(EngineError):

@@ -45,13 +45,14 @@ class PassedOver:
     """Why weights had no round of their own.
 
     Args:
-        how: ``"skipped"``, a round was running, or ``"superseded"`` by newer weights while they waited.
+        how: ``"skipped"``, a round was running; ``"superseded"`` by newer weights while they waited; or
+            ``"nobody"`` had to catch up.
         behind: by how many hand-overs the engines were behind the trainer at that moment, these included.
         by_step: the step whose weights took their place.
         by_version: the number of those; None if they never got one.
     """
 
-    how: Literal["skipped", "superseded"]
+    how: Literal["skipped", "superseded", "nobody"]
     behind: int
     by_step: int | None = None
     by_version: int | None = None
@@ -160,6 +161,8 @@ class RoundResult:
 
 
 def _instead(why: PassedOver) -> str:
+    if why.how == "nobody":
+        return "not sent, no engine has to catch up now"
     if why.how == "skipped":
         return f"not sent, a round is in progress; the engines are {why.behind} hand-overs behind"
     number = "without a number" if why.by_version is None else f"version {why.by_version}"

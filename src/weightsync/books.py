@@ -2,21 +2,26 @@
 
 A version is written down for an engine only when the engine itself confirmed a commit, under the incarnation
 that confirmed it. A restarted engine is another incarnation and therefore starts with nothing: it is stale
-until a round commits on it. A quarantined engine stays so until the same.
+until a round commits on it. A quarantined engine stays so until the same, and rests between the rounds that
+fail to bring it back (``fsm/recovery.py``).
+
+Engines come and go between rounds: who is added or removed is so from the next round on.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .fsm.contract import EngineLink, EngineStatus
-from .fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
+from .fsm.errors import EngineError, EngineGone, EngineResting, EngineSilent, SetupError
 from .fsm.receipt import Participant
-from .fsm.results import RoundResult
+from .fsm.recovery import Backoff, Care
+from .fsm.results import EngineRow, RoundResult
 from .fsm.states import Disposition, EngineState
 
 __all__ = ["EngineBooks", "Entry"]
@@ -36,6 +41,7 @@ class Entry:
         quarantined: it was lost or torn, and no commit of it was confirmed since.
         asked: whether its incarnation is known to be the present one as of the last round.
         waited: whether it was once given the time that a first contact may take.
+        care: its recovery, while it is quarantined.
     """
 
     id: str
@@ -47,17 +53,29 @@ class Entry:
     asked: bool = False
     waited: bool = False
     error: BaseException | None = None
+    care: Care = Care()
 
 
 class EngineBooks:
     """The books of one ``WeightSync``.
 
+    Args:
+        links: to the engines.
+        backoff: how long an engine rests that did not come back; None: it never rests.
+        now: the time; only differences mean anything.
+
     Raises:
         SetupError: no engine, or two with one name.
     """
 
-    def __init__(self, links: Iterable[EngineLink]) -> None:
+    def __init__(
+        self,
+        links: Iterable[EngineLink],
+        backoff: Backoff | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.links: dict[str, EngineLink] = {}
+        self._backoff, self.now = backoff, now
         for link in links:
             if link.id in self.links:
                 raise SetupError(f"two engines are called {link.id!r}: give each an id of its own")
@@ -67,6 +85,54 @@ class EngineBooks:
         self._entries: dict[str, Entry] = {name: Entry(name) for name in self.links}
         self._turn = threading.Lock()
         self._rounds = 0
+        self._wanted: dict[str, EngineLink] = self.links
+
+    # -- who belongs to it -----------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> Mapping[str, EngineLink]:
+        """The engines of the next round."""
+        return self._wanted
+
+    def add(self, link: EngineLink) -> None:
+        """Have this engine from the next round on.
+
+        Raises:
+            SetupError: there is one of that name.
+        """
+        with self._turn:
+            if link.id in self._wanted:
+                raise SetupError(f"there is an engine called {link.id!r}: give the new one an id of its own")
+            self._wanted = {**self._wanted, link.id: link}
+
+    def remove(self, name: str) -> None:
+        """Do without this engine from the next round on; it is not servable from now on.
+
+        Raises:
+            SetupError: there is no such engine, or no other.
+        """
+        with self._turn:
+            if name not in self._wanted:
+                raise SetupError(f"no engine is called {name!r}; there are: {', '.join(self._wanted)}")
+            if len(self._wanted) == 1:
+                raise SetupError(f"{name!r} is the last engine: close the WeightSync instead")
+            self._wanted = {each: link for each, link in self._wanted.items() if each != name}
+
+    def take_in(self) -> list[EngineLink]:
+        """Before a round: who was added is in now, who was removed is out, and its link is handed back."""
+        with self._turn:
+            wanted = self._wanted
+            if wanted is self.links:
+                return []
+            gone = [link for name, link in self.links.items() if wanted.get(name) is not link]
+            entries = {
+                name: self._entries[name] if self.links.get(name) is link else Entry(name)
+                for name, link in wanted.items()
+            }
+            self.links, self._entries = wanted, entries
+        return gone
+
+    # -- asking ----------------------------------------------------------------------------------------------
 
     def entries(self) -> Mapping[str, Entry]:
         """A copy of the books."""
@@ -80,6 +146,7 @@ class EngineBooks:
         first: float | None = None,
         spare: int | None = None,
         everybody: bool = False,
+        without: Collection[str] = (),
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Ask the engines whose incarnation is not certain what they are, all at once.
@@ -90,13 +157,14 @@ class EngineBooks:
                 ``limit`` from then on.
             spare: how many may be lost. When more are, there is no round, and ``first`` is not waited for.
             everybody: ask those who are certain, too.
+            without: nobody asks these.
             stopped: whether nobody wants to know any more.
         """
         begun = time.monotonic()
         with self._turn:
-            rounds, before = self._rounds, dict(self._entries)
-        names = [name for name, entry in before.items() if everybody or not entry.asked]
-        asked = [(name, self._hello(name)) for name in names]
+            rounds, links, before = self._rounds, self.links, dict(self._entries)
+        doubtful = [name for name, entry in before.items() if everybody or not entry.asked]
+        asked = [(name, _hello(links[name])) for name in doubtful if name not in without]
 
         def enough() -> bool:
             if stopped() or spare is None or time.monotonic() < begun + limit:
@@ -106,19 +174,52 @@ class EngineBooks:
         for name, answer in asked:
             new = first is not None and before[name].participant is None and not before[name].waited
             mine = max(limit, first or 0.0) if new else limit
+            learnt: Callable[[Entry], Entry]
             if not _answered(answer, begun + mine, enough):
                 if time.monotonic() < begun + mine:
                     continue  # it was not waited for to the end, which says nothing about it
-                silent = self._unreached(name, _silent(name, mine, before[name]))
-                known = replace(silent, waited=silent.waited or new)
+                learnt = partial(_unreached, error=_silent(name, mine, before[name]), waited=new)
             else:
                 try:
-                    known = self._heard(name, answer.result())
+                    status = answer.result()
+                    _check(name, status)
+                    learnt = partial(_heard, status=status)
                 except Exception as error:  # noqa: BLE001 - whatever an adapter raises, it was not reached
-                    known = self._unreached(name, error)
+                    learnt = partial(_unreached, error=error)
             with self._turn:
-                if self._rounds == rounds:  # else what it said is older than what the round has proved
-                    self._entries[name] = known
+                # Else what it said is older than what a round has proved, or it is another's by now.
+                if self._rounds == rounds and self.links is links:
+                    self._entries[name] = learnt(self._entries[name])
+
+    # -- before a round --------------------------------------------------------------------------------------
+
+    def resting(self, quorum: int, *, apart: bool = False) -> dict[str, BaseException]:
+        """Who is left out of a round of all, and why: nobody, if the others would be fewer than the quorum.
+
+        With ``apart`` these are all the quarantined ones, which come back by rounds of their own.
+        """
+        with self._turn:
+            entries, now = dict(self._entries), self.now()
+        out: dict[str, BaseException] = {
+            name: _rests(entry, now)
+            for name, entry in entries.items()
+            if entry.quarantined and (apart or entry.care.left(now))
+        }
+        return out if len(entries) - len(out) >= quorum else {}
+
+    def behind(self, version: int | None) -> list[str]:
+        """Who does not hold this version for certain, and may be tried now."""
+        with self._turn:
+            entries, now = dict(self._entries), self.now()
+        return [
+            name
+            for name, entry in entries.items()
+            if (entry.quarantined or entry.version != version) and not entry.care.left(now)
+        ]
+
+    def recovering(self) -> dict[str, int]:
+        """The quarantined engines, and how often a round was to bring each back."""
+        return {name: entry.care.tries for name, entry in self.entries().items() if entry.quarantined}
 
     def roster(self) -> dict[Participant, EngineLink]:
         """Whom the next round asks for. An engine that was never reached is incarnation ``?``."""
@@ -156,14 +257,22 @@ class EngineBooks:
         with self._turn:
             self._rounds += 1
             for row in result.engines:
-                entry = self._entries[row.engine]
+                entry = self._entries.get(row.engine)
+                if entry is None:
+                    continue  # it was removed meanwhile
                 if entry.participant is not None and entry.participant.incarnation != row.incarnation:
                     continue  # it was started anew meanwhile, and has proved nothing in this life
-                if row.disposition is Disposition.serving_new:
-                    entry = replace(entry, version=row.version, quarantined=False)
-                elif row.disposition is Disposition.quarantined:
-                    entry = replace(entry, version=None, quarantined=True, asked=False)
-                self._entries[row.engine] = entry
+                self._entries[row.engine] = self._settled(entry, row)
+
+    def _settled(self, entry: Entry, row: EngineRow) -> Entry:
+        if row.disposition is Disposition.serving_new:
+            return replace(entry, version=row.version, quarantined=False, care=Care())
+        if row.disposition is not Disposition.quarantined or isinstance(row.error, EngineResting):
+            return entry
+        care = entry.care
+        if entry.quarantined and self._backoff is not None:
+            care = care.failed(self.now(), self._backoff)
+        return replace(entry, version=None, quarantined=True, asked=False, care=care)
 
     def servable(self) -> dict[str, int]:
         """The engines a router may use, with the version each serves."""
@@ -171,35 +280,17 @@ class EngineBooks:
             name: entry.version
             for name, entry in self.entries().items()
             if entry.version is not None and not entry.quarantined and entry.error is None
+            if self._wanted.get(name) is self.links.get(name)
         }
 
-    def _hello(self, name: str) -> Future[EngineStatus]:
-        try:
-            return self.links[name].hello()
-        except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
-            failed: Future[EngineStatus] = Future()
-            failed.set_exception(error)
-            return failed
 
-    def _heard(self, name: str, status: EngineStatus) -> Entry:
-        entry = self._entries[name]
-        if status.engine != name:
-            raise EngineError(f"the link to engine {name} leads to one that calls itself {status.engine}")
-        now = Participant(status.engine, status.incarnation, status.ranks)
-        known = replace(
-            entry, participant=now, stages=status.stages, told=status.version, asked=True, error=None
-        )
-        restarted = entry.participant is not None and entry.participant != now
-        if restarted or (entry.version is not None and status.version != entry.version):
-            known = replace(known, version=None)
-        if status.state is EngineState.Quarantined:
-            known = replace(known, version=None, quarantined=True)
-        return known
-
-    def _unreached(self, name: str, error: BaseException) -> Entry:
-        entry = self._entries[name]
-        gone = isinstance(error, EngineGone)
-        return replace(entry, asked=False, error=error, version=None if gone else entry.version)
+def _hello(link: EngineLink) -> Future[EngineStatus]:
+    try:
+        return link.hello()
+    except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
+        failed: Future[EngineStatus] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _failed(answer: Future[EngineStatus]) -> bool:
@@ -221,3 +312,34 @@ def _silent(name: str, limit: float, entry: Entry) -> EngineSilent:
     else:
         advice = "if it is only slow, raise Policy(engine_limit=...)"
     return EngineSilent(f"engine {name} did not say hello within {limit:.3g} s; {advice}")
+
+
+def _check(name: str, status: EngineStatus) -> None:
+    if status.engine != name:
+        raise EngineError(f"the link to engine {name} leads to one that calls itself {status.engine}")
+
+
+def _heard(entry: Entry, status: EngineStatus) -> Entry:
+    now = Participant(status.engine, status.incarnation, status.ranks)
+    known = replace(entry, participant=now, stages=status.stages, told=status.version, asked=True, error=None)
+    restarted = entry.participant is not None and entry.participant != now
+    if restarted or (entry.version is not None and status.version != entry.version):
+        known = replace(known, version=None)
+    if status.state is EngineState.Quarantined:
+        known = replace(known, version=None, quarantined=True)
+    return known
+
+
+def _unreached(entry: Entry, error: BaseException, *, waited: bool = False) -> Entry:
+    gone = isinstance(error, EngineGone)
+    version = None if gone else entry.version
+    return replace(entry, asked=False, error=error, version=version, waited=entry.waited or waited)
+
+
+def _rests(entry: Entry, now: float) -> EngineResting:
+    if not entry.care.left(now):
+        return EngineResting(f"engine {entry.id} is left out: it comes back by a round of its own")
+    return EngineResting(
+        f"engine {entry.id} is left out: {entry.care.tries} rounds did not bring it back, the next one is to "
+        f"try in {entry.care.left(now):.3g} s"
+    )

@@ -26,10 +26,13 @@ _GLANCE = 0.5
 class Pending:
     """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
 
-    def __init__(self, step: int, version: int | None, *, raises: bool, number: int = 0) -> None:
+    def __init__(
+        self, step: int, version: int | None, *, raises: bool, number: int = 0, catches_up: bool = False
+    ) -> None:
         self.step = step
         self.version = version
         self.number = number
+        self.catches_up = catches_up
         self.weights: Weights | None = None
         self.begun = False
         self.superseded_by: Pending | None = None

@@ -10,47 +10,27 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
 from .books import EngineBooks, Entry
+from .conductor import Conductor, Stage
 from .fsm import checks
-from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
-from .fsm.driver import Driver
-from .fsm.errors import RoundTimedOut, SetupError
-from .fsm.facts import opening
-from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
+from .fsm.contract import EngineLink, Executor, Observer, Transport
+from .fsm.errors import SetupError
+from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
-from .fsm.round import Identity, Round
-from .fsm.setting import Setting
-from .fsm.states import Outcome
 from .handlers.clock import SystemClock
-from .handlers.crew import Parts
-from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
 from .handlers.workers import Workers
-from .joining import (
-    engines_for,
-    ledger_for,
-    lock_for,
-    name_of,
-    policy_for,
-    sort_handlers,
-    transport_for,
-)
+from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
 from .pending import Pending
 from .turns import Turns
 
 __all__ = ["Pending", "WeightSync"]
-
-_TAKEN = (StaleVersion, VersionBound)
-_AHEAD = 1 << 6
-"""How far ahead of the newest version a number is chosen at most, when others keep taking the next ones."""
 
 
 class WeightSync:
@@ -86,19 +66,23 @@ class WeightSync:
         if owner is not None:
             checks.text("WeightSync", "owner", owner)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
-        self._books = EngineBooks(engines_for(engines))
+        self._books = EngineBooks(engines_for(engines), self.policy.backoff())
         self._transport = transport_for(transport)
-        self._executors, observers = sort_handlers(handlers)
+        executors, observers = sort_handlers(handlers)
+        self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
-        self._run = uuid.uuid4().hex[:8]
-        self._clock = SystemClock()
         self._workers = Workers()
         self._observers = Observers(observers)
-        self._turns = Turns(self.policy, self._attempts)
+        stage = Stage(
+            policy=self.policy, owner=self.owner, books=self._books, transport=self._transport,
+            executors=executors, lock=self._lock, ledger=self._ledger, observers=self._observers,
+            workers=self._workers, clock=SystemClock(),
+        )  # fmt: skip
+        self._turns = Turns(self.policy)
+        self._turns.run = Conductor(stage, self._turns.numbered).run
         self._closing = threading.Lock()
         self._ended = False
-        self._check()
 
     # -- step hooks ------------------------------------------------------------------------------------------
 
@@ -161,6 +145,48 @@ class WeightSync:
             await before.over()
         return await pending
 
+    # -- membership ------------------------------------------------------------------------------------------
+
+    def add_engine(self, engine: EngineLink) -> None:
+        """Have one more engine from the next round on. It is servable when that round has proved it.
+
+        Raises:
+            SetupError: it is none, there is one of that name, or the transport could not reach it or keep the
+                quorum.
+        """
+        (link,) = engines_for([engine])
+        self._check([*self._books.wanted.values(), link])
+        self._books.add(link)
+
+    def remove_engine(self, name: str) -> None:
+        """Do without an engine from the next round on; a router is not to use it from now on.
+
+        A round that runs goes on with it; its link is closed before the next one.
+
+        Raises:
+            SetupError: there is no such engine, it is the last one, or the others are too few for the quorum.
+        """
+        if name in self._books.wanted and len(self._books.wanted) > 1:
+            self._check([link for each, link in self._books.wanted.items() if each != name])
+        self._books.remove(name)
+
+    def catch_up(self, step: int, model: object) -> RoundResult:
+        """Bring every engine that does not hold the published version to it, apart from the others.
+
+        If ``model`` still has the bytes of the published version, the round asks for those engines alone, and
+        the others go on generating. Otherwise, or if nothing is verified, it is a round of all with the next
+        version. An engine that rests after failures is not tried. Waits for the round.
+
+        Args:
+            step: the trainer's step; only logged.
+            model: as for ``on_step_end``.
+
+        Returns:
+            The round's result; ``passed_over`` says so if nobody has to catch up.
+        """
+        step = checks.step_of("catch_up", "step", step)
+        return self._wait_for(self._turns.catching_up(step), model)
+
     # -- looking ---------------------------------------------------------------------------------------------
 
     def servable(self) -> dict[str, int]:
@@ -168,7 +194,8 @@ class WeightSync:
 
         Takes at most one engine limit. An engine that is busy with a round counts by its last proven version.
         """
-        self._books.refresh(self.policy.limits().engine, everybody=True)
+        books = self._books
+        books.refresh(self.policy.limits().engine, everybody=True, without=books.resting(0))
         return self._books.servable()
 
     def engines(self) -> dict[str, Entry]:
@@ -191,7 +218,7 @@ class WeightSync:
             return
         self._turns.close()
         self._transport.close()
-        for link in self._books.links.values():
+        for link in {**self._books.links, **self._books.wanted}.values():
             link.close()
         close = getattr(self._lock, "close", None)  # of a connection; who goes on to use it gets another one
         if close is not None:
@@ -209,26 +236,28 @@ class WeightSync:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Refuse what could not work, before anything moves."""
-        quorum = self.policy.quorum_of(len(self._books.links))
+    def _check(self, engines: Sequence[EngineLink]) -> None:
+        """Refuse what could not work with these engines, before anything moves."""
+        quorum = self.policy.quorum_of(len(engines))
         name = self._transport.name
-        far = [link.id for link in self._books.links.values() if not getattr(link, "in_process", True)]
+        far = [link.id for link in engines if not getattr(link, "in_process", True)]
         if far and not self._transport.capabilities.cross_process:
             raise SetupError(
                 f"transport {name!r} reaches engines in this process only, and engine {far[0]} is in another "
                 "one: use transport='collective'"
             )
-        if quorum < len(self._books.links) and not self._transport.capabilities.survives_loss:
+        if quorum < len(engines) and not self._transport.capabilities.survives_loss:
             raise SetupError(
                 f"transport {name!r} cannot go on without a participant, so a quorum of {quorum} out of "
-                f"{len(self._books.links)} engines would be an empty promise: use "
+                f"{len(engines)} engines would be an empty promise: use "
                 "Policy(on_engine_failure='fail') or a transport that survives a loss"
             )
 
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
-        pending = self._turns.pending(step)
+        return self._wait_for(self._turns.pending(step), model)
+
+    def _wait_for(self, pending: Pending, model: object) -> RoundResult:
         try:
             self._turns.enter(pending, model, snapshot=False)
             return pending.wait()
@@ -236,74 +265,3 @@ class WeightSync:
             if pending.queued and not pending.done:
                 pending.stop_and_wait(error)
             raise
-
-    def _attempts(self, pending: Pending, weights: Weights) -> RoundResult:
-        """Run the round; a retry is a new round with a fresh membership and a full resend."""
-        attempt = ahead = 1
-        while True:
-            result = self._one(pending, attempt, weights, ahead)
-            self._books.settle(result)
-            done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
-            if done or pending.cancelled is not None:
-                return result
-            if pending.version is None and isinstance(result.error, _TAKEN) and ahead < _AHEAD:
-                # Another trainer took the number while this one waited for the lock. Those who wait with it
-                # take the next ones: to be done once it has to be further ahead than they are.
-                ahead *= 2
-                continue
-            if attempt >= self.policy.attempts:
-                return result
-            attempt += 1
-
-    def _one(self, pending: Pending, attempt: int, weights: Weights, ahead: int = 1) -> RoundResult:
-        step, limits, begun = pending.step, self.policy.limits(), self._clock.now()
-        engines = len(self._books.links)
-        self._books.refresh(
-            limits.engine, first=limits.first_contact, spare=engines - self.policy.quorum_of(engines),
-            stopped=lambda: pending.cancelled is not None,
-        )  # fmt: skip
-        begun = max(begun, self._clock.now() - limits.engine)  # a first contact has a limit of its own
-        roster = self._books.roster()
-        version = self._version_of(pending, weights, limits.idle, ahead)
-        self._turns.numbered(pending, version)
-        limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))
-        facts = opening(
-            round=uuid.uuid4().hex[:12],
-            version=version,
-            roster=roster,
-            quorum=self.policy.quorum_of(len(roster)),
-            inplace=self._books.inplace(),
-            tainted=self._books.tainted(),
-        )
-        identity = Identity(step, attempt, self.owner)
-        setting = Setting(self._run, name_of(self._lock), name_of(self._ledger), limits)
-        opened = Round.open(facts, identity, at=self._clock.now(), wall=self._clock.wall(), setting=setting)
-        driver = Driver(opened, limits, [executor.name for executor in self._executors], self._clock)
-        parts = Parts(
-            lock=self._lock, ledger=self._ledger, transport=self._transport, links=roster,
-            executors=self._executors, weights=weights, owner=self.owner, step=step, attempt=attempt,
-            bucket_bytes=self.policy.bucket_bytes, verify=self.policy.verify == "full",
-        )  # fmt: skip
-        loop = RoundLoop(driver, parts, workers=self._workers, observers=self._observers, clock=self._clock)
-        for engine, error in self._books.unreachable().items():
-            loop.lost(engine, error)
-        pending.started(loop)
-        return loop.run()
-
-    def _version_of(self, pending: Pending, weights: Weights, limit: float, ahead: int) -> int:
-        """The number for these weights: the caller's, if the ledger admits it, or a free one."""
-        if pending.version is None:
-            known = (self._ledger.current().newest, self._books.newest())
-            return max((each for each in known if each is not None), default=-1) + ahead
-        try:
-            digest = self._workers.submit(self._digest, weights).result(timeout=limit)
-        except TimeoutError as error:
-            raise RoundTimedOut(f"the weights could not be read within {limit:.3g} s") from error
-        self._ledger.admit(pending.version, digest)
-        return pending.version
-
-    def _digest(self, weights: Weights) -> str:
-        """What a version's number is bound to."""
-        weights.materialize()
-        plan = weights.plan(self.policy.bucket_bytes)
-        return weights.digest() if self.policy.verify == "full" else plan.fingerprint

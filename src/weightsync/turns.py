@@ -30,11 +30,13 @@ class Turns:
 
     Args:
         policy: the user's.
-        run: carries one hand-over out, on the thread.
     """
 
-    def __init__(self, policy: Policy, run: Callable[[Pending, Weights], RoundResult]) -> None:
-        self._policy, self._run = policy, run
+    run: Callable[[Pending, Weights], RoundResult]
+    """Carries one hand-over out, on the thread. To be given before the first of them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._jobs: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._running = threading.Lock()
@@ -48,6 +50,10 @@ class Turns:
         """A hand-over that has not been queued."""
         raises = self._policy.raise_on_failure
         return Pending(step, version, raises=raises, number=next(self._numbers))
+
+    def catching_up(self, step: int) -> Pending:
+        """A hand-over to whoever is behind. It waits its turn, and nothing takes its place."""
+        return Pending(step, None, raises=self._policy.raise_on_failure, catches_up=True)
 
     def enter(self, pending: Pending, model: object, *, snapshot: bool) -> None:
         """Queue it, or pass it over, as the policy says; blocks where the policy says so."""
@@ -99,7 +105,7 @@ class Turns:
     def _decided(self, pending: Pending) -> Turn:
         if self._closed:
             raise SetupError("this WeightSync is closed")
-        busy = bool(self._unfinished)
+        busy = bool(self._unfinished) and not pending.catches_up
         decided = turn(self._policy, busy=busy, behind=self._behind(pending))
         if decided is Turn.refuse:
             raise RoundInProgress(
@@ -113,7 +119,7 @@ class Turns:
             thread.start()
             self._thread = thread
         if decided is Turn.replace:
-            waiting = [old for old in self._unfinished if not old.begun]
+            waiting = [old for old in self._unfinished if not old.begun and not old.catches_up]
             pending.replaced = [*(older for old in waiting for older in old.replaced), *waiting]
         put = self._jobs.put
         # Nothing that an interrupt could come in between stands between these two.
@@ -143,7 +149,7 @@ class Turns:
     def _one(self, pending: Pending, weights: Weights) -> None:
         with self._running:  # also if an interrupted start has left a second thread
             try:
-                result = self._run(pending, weights)
+                result = self.run(pending, weights)
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
                 self._over(pending, None)
                 pending.finished(error)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from weightsync import joining, sync
+from weightsync import books, joining, sync
 from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
@@ -52,18 +53,13 @@ def half_an_update_is_served() -> None:
 
 def books_by_name() -> None:
     """A restarted engine inherits the version of the one that had its name."""
-    heard = EngineBooks._heard
+    heard = books._heard
 
-    def trusting(self: EngineBooks, name: str, status: Any) -> Any:
-        version = self._entries[name].version
-        known = heard(self, name, status)
-        return known if version is None else type(known)(**{**_fields(known), "version": version})
+    def trusting(entry: books.Entry, status: Any) -> Any:
+        known = heard(entry, status)
+        return known if entry.version is None else replace(known, version=entry.version)
 
-    Changed(EngineBooks, "_heard", trusting)
-
-
-def _fields(entry: Any) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__slots__}
+    Changed(books, "_heard", trusting)
 
 
 def epochs_from_nothing() -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from weightsync import turns
+from weightsync import books, conductor, turns
+from weightsync.fsm import recovery
 from weightsync.fsm.turns import Turn
 from weightsync.fsm.turns import turn as right_turn
 
@@ -44,10 +46,66 @@ def coalescing_only_queues() -> None:
     Changed(turns, "turn", queues)
 
 
+def nobody_rests() -> None:
+    """An engine that keeps failing is in every round."""
+    Changed(recovery.Care, "failed", lambda self, now, backoff: replace(self, tries=self.tries + 1))
+
+
+def rests_never_grow() -> None:
+    """Each is as long as the first."""
+    Changed(recovery.Backoff, "rest", lambda self, failures: self.first)
+
+
+def any_bytes_under_the_published_number() -> None:
+    """Whoever catches up is sent what there is."""
+    catch_up = conductor.Conductor._catch_up
+
+    def careless(self: conductor.Conductor, pending: Any, weights: Any) -> Any:
+        Changed(conductor.Conductor, "_digest", lambda self, weights: self._stage.ledger.current().digest)
+        return catch_up(self, pending, weights)
+
+    Changed(conductor.Conductor, "_catch_up", careless)
+
+
+def everybody_is_paused_to_catch_up() -> None:
+    """A round of all, under the published number."""
+    Changed(books.EngineBooks, "behind", lambda self, version: list(self.links))
+
+
+def added_engines_are_taken_at_their_word() -> None:
+    """What an engine says it holds is written down as proven."""
+    heard = books._heard
+
+    def trusting(entry: books.Entry, status: Any) -> books.Entry:
+        return replace(heard(entry, status), version=status.version or 0)
+
+    Changed(books, "_heard", trusting)
+
+
+def removed_engines_are_servable() -> None:
+    """Until the next round takes note."""
+    Changed(books.EngineBooks, "servable", lambda self: {
+        name: entry.version for name, entry in self.entries().items()
+        if entry.version is not None and not entry.quarantined and entry.error is None
+    })  # fmt: skip
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
     "coalescing_only_queues": (coalescing_only_queues, "turns.py -k newest_weights"),
+    "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
+    "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
+    "any_bytes_under_the_published_number": (
+        any_bytes_under_the_published_number,
+        "recovery.py -k without_the_bytes",
+    ),
+    "everybody_is_paused_to_catch_up": (everybody_is_paused_to_catch_up, "recovery.py -k behind_alone"),
+    "added_engines_are_taken_at_their_word": (
+        added_engines_are_taken_at_their_word,
+        "recovery.py -k no_history",
+    ),
+    "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }
 """What breaks, and the tests that must notice: ``tests/test_`` and so on, with what selects them."""
 
