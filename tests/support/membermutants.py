@@ -90,6 +90,11 @@ def removed_engines_are_servable() -> None:
     })  # fmt: skip
 
 
+def nobody_is_ever_let_go() -> None:
+    """Who was removed is asked for all the same."""
+    Changed(books.EngineBooks, "take_in", lambda self: [])
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
@@ -105,6 +110,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         added_engines_are_taken_at_their_word,
         "recovery.py -k no_history",
     ),
+    "nobody_is_ever_let_go": (nobody_is_ever_let_go, "cases_members.py -k b11_a"),
     "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }
 """What breaks, and the tests that must notice: ``tests/test_`` and so on, with what selects them."""

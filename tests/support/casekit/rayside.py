@@ -21,7 +21,7 @@ from .engines import Look, look_at
 from .scripts import ANY, Script
 from .tensors import state
 
-__all__ = ["AsyncTrainer", "InActor", "environment"]
+__all__ = ["AsyncTrainer", "InActor", "TrainerProcess", "environment"]
 
 _PATIENCE = 60.0
 
@@ -93,11 +93,12 @@ class InActor:
     Args:
         name: its id.
         seed: the hash seed of its process.
+        restarts: how often it is started again; -1: always.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1) -> None:
         make = ray_engine(
-            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"test": 2},
+            num_cpus=0, max_restarts=restarts, max_task_retries=0, concurrency_groups={"test": 2},
             runtime_env=environment(PYTHONHASHSEED=str(seed)),
         )  # fmt: skip
         self.name = name
@@ -196,3 +197,28 @@ class AsyncTrainer:
     async def end(self) -> None:
         """Give everything back."""
         await asyncio.to_thread(self.sync.close)
+
+
+class TrainerProcess:
+    """A trainer in a process of its own, with a lock and a ledger that outlive it."""
+
+    def __init__(self, names: list[str], actors: list[Any], lock: str, ledger: str) -> None:
+        torch.set_num_threads(1)
+        links = [RayEngine(actor, id=name) for name, actor in zip(names, actors, strict=True)]
+        self.sync = WeightSync(
+            links, "collective", policy=quick(deadline=8.0), lock=lock, ledger=ledger, owner="trainer"
+        )
+
+    def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def step(self, number: int, value: float) -> tuple[bool, int, int, str]:
+        """One round: whether it worked, its version and epoch, and what is to be said of it."""
+        result = self.sync.on_step_end(number, state(value))
+        assert result is not None
+        return result.ok, result.version, result.epoch, result.summary()
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.sync.close()

@@ -6,12 +6,13 @@ A script can be sent to another process. It goes off once at each point at which
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["ANY", "Block", "Exit", "Injected", "Raise", "Script", "Sleep"]
+__all__ = ["ANY", "Block", "Exit", "Injected", "Kill", "Raise", "Script", "Sleep"]
 
 ANY = -2
 """Any bucket, or none: a bucket's number is at least 0, and -1 says that there is none."""
@@ -52,6 +53,15 @@ class Exit:
     def __call__(self) -> None:
         """Go off."""
         os._exit(1)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Ends the process by SIGKILL, as the kernel does when memory is short."""
+
+    def __call__(self) -> None:
+        """Go off."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
