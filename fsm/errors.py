@@ -26,17 +26,26 @@ WeightSyncError            everything this library raises on purpose
  |- RoundCancelled         somebody cancelled the round
  |- LeaseEnded              the lock's lease ran out, or was given to someone else
  |- SetupError             the parts do not fit together; refused before anything moved
+ |   `- EngineRefused      an engine that no round can be run with; an EngineError, too
+ |       |- EngineUnknown  never reached, or another one answers under its name
+ |       |- EngineAsleep   its weights are not in memory
+ |       |- EngineTaken    in the hands of a trainer with another lock
+ |       `- WorldMismatch  it has another number of ranks than was declared
  `- SyncFailed             raised by ``RoundResult.require`` only
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "EngineAsleep",
     "EngineError",
     "EngineGone",
     "EnginePaused",
+    "EngineRefused",
     "EngineResting",
     "EngineSilent",
+    "EngineTaken",
+    "EngineUnknown",
     "GuardFailed",
     "IllegalEvent",
     "LeaseEnded",
@@ -59,6 +68,7 @@ __all__ = [
     "TableError",
     "TransportError",
     "WeightSyncError",
+    "WorldMismatch",
 ]
 
 
@@ -164,6 +174,26 @@ class LeaseEnded(WeightSyncError):
 
 class SetupError(WeightSyncError):
     """The parts handed to ``WeightSync`` do not fit together. Refused before anything moved."""
+
+
+class EngineRefused(EngineError, SetupError):
+    """No round can be run with this engine. Said before the lock is asked for, where that can be known."""
+
+
+class EngineUnknown(EngineRefused):
+    """An engine that was never reached, or a link that leads to another one."""
+
+
+class EngineAsleep(EngineRefused):
+    """The engine's weights are not in memory: there is nothing to write to."""
+
+
+class EngineTaken(EngineRefused):
+    """A trainer with another lock has the engine, or had it, under a newer epoch than this lock can grant."""
+
+
+class WorldMismatch(EngineRefused):
+    """The engine has another number of ranks than was declared."""
 
 
 class SyncFailed(WeightSyncError):

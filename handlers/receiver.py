@@ -19,7 +19,15 @@ from typing import Any
 from ..fsm.contract import Bucketful, Digest, EngineStatus, InletFactory, Sink, Ticket, Unpack
 from ..fsm.engine import Answer, EngineMachine
 from ..fsm.engine_table import AllApplied, CommitBroke, CommitOrdered, FrameSeen, Session, ViewClosed
-from ..fsm.errors import EngineGone, IllegalEvent, PlanError, PlanUnknown, SetupError, StaleSession
+from ..fsm.errors import (
+    EngineAsleep,
+    EngineGone,
+    IllegalEvent,
+    PlanError,
+    PlanUnknown,
+    SetupError,
+    StaleSession,
+)
 from ..fsm.plan import Plan, make_plan
 from ..fsm.receipt import Expectation, Receipt
 from ..fsm.states import EngineState
@@ -63,6 +71,7 @@ class Receiver:
         incarnation: which life of the engine this is; a new one by default.
         on_commit: called with the version when the live weights are new, before the rank says so; to drop
             what was computed with the old ones, for example. When it raises, the engine is quarantined.
+        asleep: whether its weights are not in memory now; a session is refused meanwhile. Never, by default.
         fault: for tests, see ``FAULT_POINTS``.
         patience: seconds to wait for a commit that copies, or for a reception to settle, before saying so.
     """
@@ -78,12 +87,13 @@ class Receiver:
         rank: int = 0,
         incarnation: str | None = None,
         on_commit: Callable[[int], None] | None = None,
+        asleep: Callable[[], bool] | None = None,
         fault: Callable[[str, int], None] | None = None,
         patience: float = 5.0,
     ) -> None:
         self.gate = Gate(f"engine {engine}")
         self._sink, self._inlets, self._unpack, self._digest = sink, dict(inlets), unpack, digest
-        self._on_commit, self._fault_hook = on_commit, fault
+        self._on_commit, self._asleep, self._fault_hook = on_commit, asleep or _awake, fault
         self._machine = EngineMachine(engine, rank=rank, stages=sink.stages, incarnation=incarnation)
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
@@ -119,8 +129,9 @@ class Receiver:
         """What it says of itself."""
         facts = self._machine.facts
         return EngineStatus(
-            facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version
-        )
+            facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version,
+            facts.seen, bool(self._asleep()),
+        )  # fmt: skip
 
     def digest(self, plan: Plan | None = None) -> str:
         """The digest of the weights that it samples with, in the order of ``plan`` or of the last one."""
@@ -146,6 +157,7 @@ class Receiver:
 
         Raises:
             EngineGone: this is another incarnation of the engine.
+            EngineAsleep: its weights are not in memory.
             PlanUnknown: send the whole plan.
             PlanError: what the plan brings is not what the engine holds.
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
@@ -235,6 +247,8 @@ class Receiver:
         self, session: Session, incarnation: str, plan: Plan | str, expected: Expectation, limit: float
     ) -> _Job:
         self.check_incarnation(incarnation)
+        if self._asleep():
+            raise EngineAsleep(f"engine {self.engine} is asleep: wake it before weights are handed over")
         plan = self._whole(plan)
         _check_expectation(plan, expected)
         self._sink.check(plan)
@@ -376,6 +390,10 @@ class Receiver:
     def _fault(self, point: str, bucket: int = -1) -> None:
         if self._fault_hook is not None:
             self._fault_hook(point, bucket)
+
+
+def _awake() -> bool:
+    return False
 
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:

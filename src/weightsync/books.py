@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .fsm.contract import EngineLink, EngineStatus
-from .fsm.errors import EngineError, EngineGone, EngineResting, EngineSilent, SetupError
+from .fsm.errors import (
+    EngineAsleep,
+    EngineGone,
+    EngineRefused,
+    EngineResting,
+    EngineSilent,
+    EngineTaken,
+    EngineUnknown,
+    SetupError,
+    WorldMismatch,
+)
 from .fsm.receipt import Participant
 from .fsm.recovery import Backoff, Care
 from .fsm.results import EngineRow, RoundResult
@@ -41,6 +51,7 @@ class Entry:
         quarantined: it was lost or torn, and no commit of it was confirmed since.
         asked: whether its incarnation is known to be the present one as of the last round.
         waited: whether it was once given the time that a first contact may take.
+        seen: the highest epoch it had seen when it was asked.
         care: its recovery, while it is quarantined.
     """
 
@@ -52,6 +63,7 @@ class Entry:
     quarantined: bool = False
     asked: bool = False
     waited: bool = False
+    seen: int = 0
     error: BaseException | None = None
     care: Care = Care()
 
@@ -182,7 +194,7 @@ class EngineBooks:
             else:
                 try:
                     status = answer.result()
-                    _check(name, status)
+                    _check(name, status, getattr(links[name], "ranks", None))
                     learnt = partial(_heard, status=status)
                 except Exception as error:  # noqa: BLE001 - whatever an adapter raises, it was not reached
                     learnt = partial(_unreached, error=error)
@@ -220,6 +232,35 @@ class EngineBooks:
     def recovering(self) -> dict[str, int]:
         """The quarantined engines, and how often a round was to bring each back."""
         return {name: entry.care.tries for name, entry in self.entries().items() if entry.quarantined}
+
+    def newest_epoch(self) -> int:
+        """The highest epoch that an engine has seen, of those that were reached."""
+        return max((entry.seen for entry in self.entries().values() if entry.error is None), default=0)
+
+    def taken(self, epoch: int) -> None:
+        """The lock has granted this epoch last: who has seen a higher one is another lock's."""
+        with self._turn:
+            for name, entry in self._entries.items():
+                if entry.error is None and entry.seen > epoch:
+                    error = EngineTaken(
+                        f"engine {name} has seen epoch {entry.seen}, of a trainer with another lock, whose "
+                        f"session may be open; this lock is at epoch {epoch}: use one lock for all trainers"
+                    )
+                    self._entries[name] = replace(entry, error=error, asked=False, seen=0)
+                elif entry.seen:
+                    self._entries[name] = replace(entry, seen=0)  # compared: what follows are our own rounds
+
+    def refusal(self) -> BaseException | None:
+        """Why no round can be run with one of the engines: what it says, or that it was never there."""
+        for name, entry in self.entries().items():
+            if isinstance(entry.error, EngineRefused):
+                return entry.error
+            if entry.error is not None and entry.participant is None:
+                why = f"{type(entry.error).__name__}: {entry.error}"
+                unknown = EngineUnknown(f"engine {name} was never reached: {why}")
+                unknown.__cause__ = entry.error
+                return unknown
+        return None
 
     def roster(self) -> dict[Participant, EngineLink]:
         """Whom the next round asks for. An engine that was never reached is incarnation ``?``."""
@@ -314,14 +355,24 @@ def _silent(name: str, limit: float, entry: Entry) -> EngineSilent:
     return EngineSilent(f"engine {name} did not say hello within {limit:.3g} s; {advice}")
 
 
-def _check(name: str, status: EngineStatus) -> None:
+def _check(name: str, status: EngineStatus, ranks: int | None) -> None:
+    """Refuse what no round could work with."""
     if status.engine != name:
-        raise EngineError(f"the link to engine {name} leads to one that calls itself {status.engine}")
+        raise EngineUnknown(f"the link to engine {name} leads to one that calls itself {status.engine}")
+    if ranks not in (None, status.ranks):
+        raise WorldMismatch(
+            f"engine {name} says it has {status.ranks} ranks, but {ranks} were declared: correct one of them"
+        )
+    if status.asleep:
+        raise EngineAsleep(f"engine {name} is asleep: wake it before weights are handed over")
 
 
 def _heard(entry: Entry, status: EngineStatus) -> Entry:
     now = Participant(status.engine, status.incarnation, status.ranks)
-    known = replace(entry, participant=now, stages=status.stages, told=status.version, asked=True, error=None)
+    known = replace(
+        entry, participant=now, stages=status.stages, told=status.version, asked=True, seen=status.epoch,
+        error=None,
+    )  # fmt: skip
     restarted = entry.participant is not None and entry.participant != now
     if restarted or (entry.version is not None and status.version != entry.version):
         known = replace(known, version=None)

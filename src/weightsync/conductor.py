@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from .books import EngineBooks
 from .fsm.contract import Clock, EngineLink, Executor, Transport, Weights
 from .fsm.driver import Driver
-from .fsm.errors import RoundTimedOut
+from .fsm.errors import RoundTimedOut, WeightSyncError
 from .fsm.facts import opening
 from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
 from .fsm.lock import LockKeeper
@@ -115,7 +116,22 @@ class Conductor:
         quorum = policy.quorum_of(len(books.links))
         resting = books.resting(quorum, apart=policy.catch_up == "apart")
         begun = self._ask(pending, begun, spare=len(books.links) - quorum, without=resting)
-        return self._cast(quorum, begun, books.links, resting)
+        self._compare_epochs()
+        cast = self._cast(quorum, begun, books.links, resting)
+        refusal = books.refusal()
+        if refusal is not None and len(cast.roster) - len(cast.lost) < quorum:
+            raise refusal  # whatever is done under the lock, this round cannot work
+        return cast
+
+    def _compare_epochs(self) -> None:
+        """Who has seen a newer epoch than the lock has granted would refuse every session of ours."""
+        stage = self._stage
+        if not stage.books.newest_epoch():
+            return
+        status = stage.workers.submit(stage.lock.status)
+        # A keeper that does not answer will not answer the round either, which knows what to do then.
+        with suppress(TimeoutError, WeightSyncError):
+            stage.books.taken(status.result(timeout=stage.policy.limits().engine).epoch)
 
     def _ask(
         self,

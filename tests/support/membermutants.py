@@ -14,6 +14,7 @@ from weightsync import books, conductor, turns
 from weightsync.fsm import recovery
 from weightsync.fsm.turns import Turn
 from weightsync.fsm.turns import turn as right_turn
+from weightsync.handlers import receiver
 
 __all__ = ["MUTANTS"]
 
@@ -95,6 +96,38 @@ def nobody_is_ever_let_go() -> None:
     Changed(books.EngineBooks, "take_in", lambda self: [])
 
 
+def nothing_is_refused_before_the_lock() -> None:
+    """Whoever cannot be used is found out in the round."""
+    Changed(books.EngineBooks, "refusal", lambda self: None)
+
+
+def who_sleeps_is_asked_for() -> None:
+    """An engine that says it is asleep is taken for awake."""
+    check = books._check
+    Changed(books, "_check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
+
+
+def who_sleeps_opens_a_session() -> None:
+    """The engine itself does not look."""
+    Changed(receiver.Receiver, "_asleep", property(lambda self: lambda: False, lambda self, value: None))
+
+
+def epochs_are_not_compared() -> None:
+    """The engine that another lock's trainer has is found out in the round."""
+    Changed(conductor.Conductor, "_compare_epochs", lambda self: None)
+
+
+def ranks_are_not_compared() -> None:
+    """Whatever was declared."""
+    check = books._check
+    Changed(books, "_check", lambda name, status, ranks: check(name, status, None))
+
+
+def numbers_are_not_looked_up() -> None:
+    """The ledger is asked when a round publishes."""
+    Changed(conductor.Conductor, "_version_of", lambda self, pending, weights: pending.version or 0)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
@@ -110,6 +143,15 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         added_engines_are_taken_at_their_word,
         "recovery.py -k no_history",
     ),
+    "nothing_is_refused_before_the_lock": (
+        nothing_is_refused_before_the_lock,
+        "bad_inputs.py -k not_there",
+    ),
+    "who_sleeps_is_asked_for": (who_sleeps_is_asked_for, "bad_inputs.py -k is_asleep"),
+    "who_sleeps_opens_a_session": (who_sleeps_opens_a_session, "bad_inputs.py -k real_engine"),
+    "epochs_are_not_compared": (epochs_are_not_compared, "bad_inputs.py -k another_lock"),
+    "ranks_are_not_compared": (ranks_are_not_compared, "bad_inputs.py -k another_number"),
+    "numbers_are_not_looked_up": (numbers_are_not_looked_up, "bad_inputs.py -k version_that_falls"),
     "nobody_is_ever_let_go": (nobody_is_ever_let_go, "cases_members.py -k b11_a"),
     "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }
