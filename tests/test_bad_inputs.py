@@ -122,7 +122,9 @@ def test_an_engine_that_never_answers(refusing: Refusing) -> None:
     """For as long as a first contact may take, and no longer."""
     refusing.b.bad["hello"] = HANG
     refusing.refuses(
-        EngineUnknown, "engine b was never reached: EngineSilent: engine b did not say hello within 0.5 s"
+        EngineUnknown,
+        "engine b was never reached: EngineSilent: engine b did not say hello within 0.5 s; its actor may still "
+        "be starting: raise Policy(first_contact=...)",
     )
 
 

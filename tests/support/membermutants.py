@@ -14,7 +14,7 @@ from weightsync import books, conductor, turns
 from weightsync.fsm import recovery
 from weightsync.fsm.turns import Turn
 from weightsync.fsm.turns import turn as right_turn
-from weightsync.handlers import receiver
+from weightsync.handlers import monitor, receiver
 
 __all__ = ["MUTANTS"]
 
@@ -128,6 +128,26 @@ def numbers_are_not_looked_up() -> None:
     Changed(conductor.Conductor, "_version_of", lambda self, pending, weights: pending.version or 0)
 
 
+def watching_before_the_end() -> None:
+    """The monitor watches again while engines are paused."""
+
+    def clean(self: monitor.HealthWatch, round: Any) -> None:
+        self._watch_again(round.session.round)
+
+    Changed(monitor.HealthWatch, "clean", clean)
+
+
+def watching_on_the_good_path_alone() -> None:
+    """A round that fails leaves the monitor paused."""
+    call = monitor.HealthWatch.__call__
+
+    def partial(self: monitor.HealthWatch, record: Any) -> None:
+        if record.event != "result" or record.error is None:
+            call(self, record)
+
+    Changed(monitor.HealthWatch, "__call__", partial)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
@@ -152,6 +172,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "epochs_are_not_compared": (epochs_are_not_compared, "bad_inputs.py -k another_lock"),
     "ranks_are_not_compared": (ranks_are_not_compared, "bad_inputs.py -k another_number"),
     "numbers_are_not_looked_up": (numbers_are_not_looked_up, "bad_inputs.py -k version_that_falls"),
+    "watching_before_the_end": (watching_before_the_end, "monitor.py -k lock_is_free"),
+    "watching_on_the_good_path_alone": (watching_on_the_good_path_alone, "monitor.py -k lock_is_free"),
     "nobody_is_ever_let_go": (nobody_is_ever_let_go, "cases_members.py -k b11_a"),
     "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }
