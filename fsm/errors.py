@@ -21,16 +21,22 @@ WeightSyncError            everything this library raises on purpose
  |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
  |   `- ReceiptRefused     a receipt that proves something else than this round
  |- TransportError         bytes could not be moved
+ |- RankError              a trainer of several ranks cannot go on
+ |   |- RankFailed         a rank raised in its part
+ |   `- RankLost           a rank is dead, frozen or cut off
+ |- RaisedElsewhere        another rank raised it; this one is told
  |- RoundTimedOut          a state, or the round, ran past its deadline
  |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
  |- RoundCancelled         somebody cancelled the round
  |- LeaseEnded              the lock's lease ran out, or was given to someone else
  |- SetupError             the parts do not fit together; refused before anything moved
- |   `- EngineRefused      an engine that no round can be run with; an EngineError, too
- |       |- EngineUnknown  never reached, or another one answers under its name
- |       |- EngineAsleep   its weights are not in memory
- |       |- EngineTaken    in the hands of a trainer with another lock
- |       `- WorldMismatch  it has another number of ranks than was declared
+ |   |- EngineRefused      an engine that no round can be run with; an EngineError, too
+ |   |   |- EngineUnknown  never reached, or another one answers under its name
+ |   |   |- EngineAsleep   its weights are not in memory
+ |   |   |- EngineTaken    in the hands of a trainer with another lock
+ |   |   `- WorldMismatch  it has another number of ranks than was declared
+ |   `- RanksDisagree      the trainer's ranks are not at the same hand-over
+ |       `- PlanMismatch   they do not bring the same tensors
  `- SyncFailed             raised by ``RoundResult.require`` only
 """
 
@@ -53,8 +59,14 @@ __all__ = [
     "LockError",
     "LogUnreadable",
     "PlanError",
+    "PlanMismatch",
     "PlanUnknown",
     "PortClosed",
+    "RaisedElsewhere",
+    "RankError",
+    "RankFailed",
+    "RankLost",
+    "RanksDisagree",
     "ReceiptRefused",
     "Reentrant",
     "ReplayMismatch",
@@ -156,6 +168,22 @@ class TransportError(WeightSyncError):
     """Bytes could not be moved."""
 
 
+class RankError(WeightSyncError):
+    """A trainer of several ranks cannot go on. Every rank is told, with the round and where it was."""
+
+
+class RankFailed(RankError):
+    """A rank raised in its part of a hand-over; the message has the rank and its error."""
+
+
+class RankLost(RankError):
+    """A rank is dead, frozen or cut off, or the store that the ranks share does not answer."""
+
+
+class RaisedElsewhere(WeightSyncError):
+    """The error was raised on another rank, which has the object; here are its kind and its text."""
+
+
 class RoundTimedOut(WeightSyncError):
     """A state, or the whole round, ran past its deadline."""
 
@@ -194,6 +222,14 @@ class EngineTaken(EngineRefused):
 
 class WorldMismatch(EngineRefused):
     """The engine has another number of ranks than was declared."""
+
+
+class RanksDisagree(SetupError):
+    """The ranks of the trainer are not at the same hand-over."""
+
+
+class PlanMismatch(RanksDisagree):
+    """The ranks of the trainer do not bring the same tensors."""
 
 
 class SyncFailed(WeightSyncError):

@@ -123,8 +123,8 @@ def test_an_engine_that_never_answers(refusing: Refusing) -> None:
     refusing.b.bad["hello"] = HANG
     refusing.refuses(
         EngineUnknown,
-        "engine b was never reached: EngineSilent: engine b did not say hello within 0.5 s; its actor may still "
-        "be starting: raise Policy(first_contact=...)",
+        "engine b was never reached: EngineSilent: engine b did not say hello within 0.5 s; its actor may "
+        "still be starting: raise Policy(first_contact=...)",
     )
 
 

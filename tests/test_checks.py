@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore as Store  # type: ignore[attr-defined]
 
 import weightsync
 from weightsync.fsm import checks
@@ -20,6 +21,7 @@ from weightsync.testing.fakes import FakeEngine, FakeTransport, FakeWeights
 from weightsync.testing.scene import Trainer, close_all
 
 MODULE = torch.nn.Linear(2, 2)
+RANK = weightsync.TrainerRanks(Store(), 1, 2)
 
 
 class Plain:
@@ -210,6 +212,16 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.ray_engine(5), "ray_engine(cls=5): a class is needed: put @ray_engine(...) above"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(int, str), "ray_engine(cls=<tuple>): one class is needed"),
     (lambda: weightsync.ray_engine(concurrency_groups=5), "ray_engine(concurrency_groups=5): a mapping"),
+    (lambda: weightsync.LocalEngine(receiver(), ranks=0), "LocalEngine(ranks=0): a whole number of at least"),
+    (lambda: weightsync.receiver_for(MODULE, "a", asleep=True), "receiver_for(asleep=True): a function is"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(5, 0, 1), "TrainerRanks(store=5): a store of torch.distributed is"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), "0", 1), "TrainerRanks(rank='0'): a whole number of at least"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1.5), "TrainerRanks(world_size=1.5): a whole number of at"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, name=""), "TrainerRanks(name=''): a name is needed"),
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, limit=0), "TrainerRanks(limit=0): a finite number of"),
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, silent="1"), "TrainerRanks(silent='1'): a finite number"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(Store()), "FollowerSync(ranks=<HashStore>): TrainerRanks(store, ra"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(RANK, policy=5), "FollowerSync(policy=5): a Policy is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from .fsm.errors import RoundTimedOut, WeightSyncError
 from .fsm.facts import opening
 from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
 from .fsm.lock import LockKeeper
+from .fsm.plan import Plan
 from .fsm.policy import Policy
 from .fsm.receipt import Participant
 from .fsm.results import PassedOver, RoundResult, passed_over
@@ -27,6 +28,7 @@ from .fsm.round import Identity, Round
 from .fsm.setting import Setting
 from .fsm.states import Outcome
 from .handlers.crew import Parts
+from .handlers.leader import Leader
 from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
 from .handlers.workers import Workers
@@ -74,13 +76,24 @@ class Conductor:
     Args:
         stage: everybody.
         numbered: told the number of a hand-over's weights, when they have one.
+        leader: of a trainer of several ranks.
     """
 
-    def __init__(self, stage: Stage, numbered: Callable[[Pending, int], None]) -> None:
-        self._stage, self._numbered = stage, numbered
+    def __init__(
+        self, stage: Stage, numbered: Callable[[Pending, int], None], leader: Leader | None = None
+    ) -> None:
+        self._stage, self._numbered, self._leader = stage, numbered, leader
 
     def run(self, pending: Pending, weights: Weights) -> RoundResult:
-        """Carry a hand-over out, and write down what came of it."""
+        """Carry a hand-over out, and write down what came of it; with the other ranks, if there are any."""
+        if self._leader is None:
+            return self._conduct(pending, weights)
+        return self._leader.lead(
+            pending.step, pending.kind, lambda: self._plan(weights), pending,
+            lambda: self._conduct(pending, weights),
+        )  # fmt: skip
+
+    def _conduct(self, pending: Pending, weights: Weights) -> RoundResult:
         if pending.catches_up:
             return self._catch_up(pending, weights)
         result = self._hand_over(pending, weights)
@@ -270,7 +283,9 @@ class Conductor:
 
     def _digest(self, weights: Weights) -> str:
         """What a version's number is bound to."""
-        policy = self._stage.policy
+        plan = self._plan(weights)
+        return weights.digest() if self._stage.policy.verify == "full" else plan.fingerprint
+
+    def _plan(self, weights: Weights) -> Plan:
         weights.materialize()
-        plan = weights.plan(policy.bucket_bytes)
-        return weights.digest() if policy.verify == "full" else plan.fingerprint
+        return weights.plan(self._stage.policy.bucket_bytes)

@@ -67,7 +67,7 @@ def _as_a_link(given: object) -> str:
     return "each one is a RayEngine(actor) or a LocalEngine(receiver)"
 
 
-def policy_for(policy: Policy | None) -> Policy:
+def policy_for(policy: Policy | None, where: str = _WHERE) -> Policy:
     """The policy itself, or the default one.
 
     Raises:
@@ -75,7 +75,7 @@ def policy_for(policy: Policy | None) -> Policy:
     """
     if policy is None:
         return Policy()
-    checks.kind(_WHERE, "policy", policy, Policy, "a Policy is needed, such as Policy(deadline=60)")
+    checks.kind(where, "policy", policy, Policy, "a Policy is needed, such as Policy(deadline=60)")
     return policy
 
 

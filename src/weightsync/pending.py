@@ -51,6 +51,16 @@ class Pending:
         self.cancelled: BaseException | None = None
 
     @property
+    def kind(self) -> str:
+        """What was called, in words."""
+        return "catch up" if self.catches_up else "hand over"
+
+    def where(self) -> tuple[str, str] | None:
+        """The round that runs, and its state; None before it and after it."""
+        loop = self._loop
+        return None if loop is None else (loop.driver.round.facts.round, loop.driver.round.state.name)
+
+    @property
     def done(self) -> bool:
         """Whether the round is over."""
         return self._outcome is not None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self
 
@@ -24,7 +25,9 @@ from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
 from .handlers.clock import SystemClock
+from .handlers.leader import Leader
 from .handlers.observers import Observers
+from .handlers.ranks import TrainerRanks
 from .handlers.workers import Workers
 from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
 from .pending import Pending
@@ -45,6 +48,7 @@ class WeightSync:
             lock of this ``WeightSync`` alone.
         ledger: a ledger keeper, or the path of a file that keeps the published version over restarts. By
             default the version is kept in this process only.
+        ranks: this process as rank 0 of a trainer of several ranks; the others use a ``FollowerSync``.
         owner: how this trainer is called in logs and to those who wait for the lock.
 
     Raises:
@@ -60,6 +64,7 @@ class WeightSync:
         handlers: Sequence[Executor | Observer] = (),
         lock: LockKeeper | str | None = None,
         ledger: LedgerKeeper | str | Path | None = None,
+        ranks: TrainerRanks | None = None,
         owner: str | None = None,
     ) -> None:
         self.policy = policy_for(policy)
@@ -80,7 +85,8 @@ class WeightSync:
             workers=self._workers, clock=SystemClock(),
         )  # fmt: skip
         self._turns = Turns(self.policy)
-        self._turns.run = Conductor(stage, self._turns.numbered).run
+        self._leader = self._leader_of(ranks)
+        self._turns.run = Conductor(stage, self._turns.numbered, self._leader).run
         self._closing = threading.Lock()
         self._ended = False
 
@@ -131,7 +137,8 @@ class WeightSync:
         if version is not None:
             version = checks.step_of("begin", "version", version)
         pending = self._turns.pending(step, version)
-        self._turns.enter(pending, model, snapshot=snapshot)
+        with self._for_all_ranks(pending):
+            self._turns.enter(pending, model, snapshot=snapshot)
         return pending
 
     async def round(self, step: int, model: object) -> RoundResult:
@@ -141,8 +148,9 @@ class WeightSync:
         """
         step = checks.step_of("round", "step", step)
         pending = self._turns.pending(step)
-        while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
-            await before.over()
+        with self._for_all_ranks(pending):
+            while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
+                await before.over()
         return await pending
 
     # -- membership ------------------------------------------------------------------------------------------
@@ -217,6 +225,8 @@ class WeightSync:
         if self._ended:
             return
         self._turns.close()
+        if self._leader is not None:
+            self._leader.close()
         self._transport.close()
         for link in {**self._books.links, **self._books.wanted}.values():
             link.close()
@@ -253,13 +263,39 @@ class WeightSync:
                 "Policy(on_engine_failure='fail') or a transport that survives a loss"
             )
 
+    def _leader_of(self, ranks: TrainerRanks | None) -> Leader | None:
+        if ranks is None:
+            return None
+        checks.kind(
+            "WeightSync", "ranks", ranks, TrainerRanks, "TrainerRanks(store, 0, world_size) is needed"
+        )
+        if ranks.rank:
+            raise SetupError(f"rank {ranks.rank} follows: give it FollowerSync(ranks, ...), rank 0 leads")
+        if self.policy.when_busy not in ("wait", "block"):
+            raise SetupError(
+                f"Policy(when_busy={self.policy.when_busy!r}) is decided by one rank alone, and would leave "
+                "the others in a wait: use 'wait' or 'block' with ranks"
+            )
+        return Leader(ranks)
+
+    @contextmanager
+    def _for_all_ranks(self, pending: Pending) -> Iterator[None]:
+        """What keeps this rank from a hand-over keeps all of them from it."""
+        try:
+            yield
+        except BaseException as error:
+            if self._leader is not None and not pending.queued:
+                self._leader.refuse(pending.step, pending.kind, error)
+            raise
+
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
         return self._wait_for(self._turns.pending(step), model)
 
     def _wait_for(self, pending: Pending, model: object) -> RoundResult:
         try:
-            self._turns.enter(pending, model, snapshot=False)
+            with self._for_all_ranks(pending):
+                self._turns.enter(pending, model, snapshot=False)
             return pending.wait()
         except BaseException as error:
             if pending.queued and not pending.done:

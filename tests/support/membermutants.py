@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from weightsync import books, conductor, turns
+from weightsync.fsm import ranks as rules
 from weightsync.fsm import recovery
+from weightsync.fsm.errors import PlanMismatch
 from weightsync.fsm.turns import Turn
 from weightsync.fsm.turns import turn as right_turn
-from weightsync.handlers import monitor, receiver
+from weightsync.handlers import leader, monitor, ranks, receiver
 
 __all__ = ["MUTANTS"]
 
@@ -148,6 +150,38 @@ def watching_on_the_good_path_alone() -> None:
     Changed(monitor.HealthWatch, "__call__", partial)
 
 
+def plans_of_ranks_are_not_compared() -> None:
+    """Whatever the other ranks bring."""
+    right: Any = vars(leader)["disagreement"]
+
+    def blind(reports: Any) -> Any:
+        error = right(reports)
+        return None if isinstance(error, PlanMismatch) else error
+
+    Changed(leader, "disagreement", blind)
+
+
+def nobody_listens_for_ranks() -> None:
+    """A rank that dies in a round is noticed at the next hand-over."""
+    Changed(leader.Leader, "_heard", lambda self, number, pulses: None)
+
+
+def errors_of_rank_0_are_its_own() -> None:
+    """The others wait for an outcome that does not come."""
+    post = ranks.TrainerRanks.post
+
+    def silent(self: ranks.TrainerRanks, number: int, what: str, value: Any) -> None:
+        if what != "outcome" or value["error"] is None:
+            post(self, number, what, value)
+
+    Changed(ranks.TrainerRanks, "post", silent)
+
+
+def followers_do_not_listen() -> None:
+    """They wait for rank 0 as long as a round may take, alive or not."""
+    Changed(rules.Pulses, "silent", lambda self, now, limit: [])
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
@@ -174,6 +208,13 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "numbers_are_not_looked_up": (numbers_are_not_looked_up, "bad_inputs.py -k version_that_falls"),
     "watching_before_the_end": (watching_before_the_end, "monitor.py -k lock_is_free"),
     "watching_on_the_good_path_alone": (watching_on_the_good_path_alone, "monitor.py -k lock_is_free"),
+    "plans_of_ranks_are_not_compared": (
+        plans_of_ranks_are_not_compared,
+        "ranks.py -k refused_on_every_rank",
+    ),
+    "nobody_listens_for_ranks": (nobody_listens_for_ranks, "ranks.py -k while_it_waits"),
+    "errors_of_rank_0_are_its_own": (errors_of_rank_0_are_its_own, "ranks.py -k no_result"),
+    "followers_do_not_listen": (followers_do_not_listen, "ranks.py -k beats_stop"),
     "nobody_is_ever_let_go": (nobody_is_ever_let_go, "cases_members.py -k b11_a"),
     "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }

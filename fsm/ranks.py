@@ -1,0 +1,203 @@
+"""A trainer of several ranks: what they tell each other about a hand-over, and what follows from it.
+
+Rank 0 leads: it alone talks to the lock, the ledger and the engines. The others bring the same tensors, say
+so in a *report*, wait for the *verdict* before the lock is asked for, and then for the *outcome*. While they
+wait they beat, and so does rank 0 while it leads; whoever does not is lost, after a bound, to everybody.
+
+Everything here is a value, or follows from values. What carries them is ``handlers/ranks.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import errors
+from .errors import (
+    PlanMismatch,
+    RaisedElsewhere,
+    RankFailed,
+    RankLost,
+    RanksDisagree,
+    WeightSyncError,
+)
+from .plan import Plan
+from .results import EngineRow, PassedOver, RoundResult
+from .states import Disposition, Outcome
+
+__all__ = [
+    "Pulses", "Report", "difference", "disagreement", "error_from", "error_told", "layout", "lost",
+    "result_from", "result_told",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank says when it has come to a hand-over.
+
+    Args:
+        number: which hand-over it is, by this rank's count.
+        kind: what is called at this step.
+        fingerprint: of the plan of its tensors; empty if there is none.
+        error: what it raised in its part, in one line; empty if it did not.
+    """
+
+    rank: int
+    world: int
+    number: int
+    step: int
+    kind: str
+    fingerprint: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Report:
+        """Read ``to_json`` back."""
+        return cls(**told)
+
+
+# -- do they agree? ---------------------------------------------------------------------------------------
+
+
+def disagreement(reports: Mapping[int, Report]) -> WeightSyncError | None:
+    """Why the hand-over of these reports cannot be; a difference of plans is still to be named."""
+    mine = reports[0]
+    for report in reports.values():
+        if report.error:
+            return RankFailed(f"rank {report.rank} failed in its part of step {report.step}: {report.error}")
+    for name in ("world", "kind", "step"):
+        others = [rank for rank, report in reports.items() if getattr(report, name) != getattr(mine, name)]
+        if others:
+            theirs = getattr(reports[others[0]], name)
+            return RanksDisagree(
+                f"the trainer's ranks are not at one hand-over: {name} is {getattr(mine, name)} on rank 0, "
+                f"and {theirs} on {_named(others)}"
+            )
+    others = [rank for rank, report in reports.items() if report.fingerprint != mine.fingerprint]
+    if others:
+        return PlanMismatch(f"the trainer's ranks do not bring the same tensors: rank 0 and {_named(others)}")
+    return None
+
+
+def layout(plan: Plan) -> list[str]:
+    """A plan's tensors, a line each, to be compared."""
+    return [f"{tensor.name!r} {tensor.dtype} {tuple(tensor.shape)}" for tensor in plan.tensors]
+
+
+def difference(reports: Mapping[int, Report], layouts: Mapping[int, list[str]]) -> PlanMismatch:
+    """The mismatch of plans, with the first tensor that differs between rank 0 and another one."""
+    mine = reports[0]
+    others = [rank for rank, report in reports.items() if report.fingerprint != mine.fingerprint]
+    first = others[0]
+    here, there = layouts.get(0, []), layouts.get(first, [])
+    where = "their tensors are the same, so the policies differ in bucket_bytes"
+    for index in range(max(len(here), len(there))):
+        one, other = _at(here, index), _at(there, index)
+        if one != other:
+            where = f"tensor {index} is {one} on rank 0, and {other} on rank {first}"
+            break
+    return PlanMismatch(
+        f"the trainer's ranks do not bring the same tensors at step {mine.step}: rank 0 differs from "
+        f"{_named(others)}; {where}"
+    )
+
+
+def lost(ranks: Iterable[int], why: str) -> RankLost:
+    """These ranks are."""
+    return RankLost(f"{_named(sorted(ranks))} of the trainer: {why}")
+
+
+def _at(lines: list[str], index: int) -> str:
+    return lines[index] if index < len(lines) else "missing"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+# -- are they alive? --------------------------------------------------------------------------------------
+
+
+class Pulses:
+    """Beats that are read now and then: whose stopped?
+
+    Args:
+        ranks: to listen for.
+        now: when listening begins; a rank that never beats is silent from then on.
+    """
+
+    def __init__(self, ranks: Iterable[int], now: float) -> None:
+        self._last: dict[int, tuple[object, float]] = dict.fromkeys(ranks, (None, now))
+
+    def heard(self, rank: int, beat: object, now: float) -> None:
+        """This was read; the same as before is no beat."""
+        if beat is not None and beat != self._last[rank][0]:
+            self._last[rank] = (beat, now)
+
+    def silent(self, now: float, limit: float) -> list[int]:
+        """Whoever has not beaten for ``limit`` seconds."""
+        return [rank for rank, (_, at) in self._last.items() if now - at >= limit]
+
+
+# -- what is told -----------------------------------------------------------------------------------------
+
+
+def error_told(error: BaseException) -> dict[str, str]:
+    """An error as plain values."""
+    return {"kind": type(error).__name__, "text": str(error)}
+
+
+def error_from(told: Mapping[str, str]) -> WeightSyncError:
+    """The error on another rank: of its own kind if that is ours and takes a text, else told."""
+    kind, text = told["kind"], told["text"]
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, WeightSyncError):
+        return found(text)
+    return RaisedElsewhere(f"rank 0 raised {kind}: {text}")
+
+
+def result_told(result: RoundResult) -> dict[str, Any]:
+    """A round's result as plain values; of errors their kind and text."""
+    why = result.passed_over
+    return {
+        "round": result.round, "step": result.step, "version": result.version, "epoch": result.epoch,
+        "attempts": result.attempts, "outcome": result.outcome.name, "published": result.published,
+        "engines": [_row_told(row) for row in result.engines], "path": list(result.path),
+        "seconds": dict(result.seconds), "error": error_told(result.error) if result.error else None,
+        "culprit": result.culprit, "bucket": result.bucket, "failed_in": result.failed_in,
+        "unclean": result.unclean, "notes": list(result.notes),
+        "passed_over": asdict(why) if why is not None else None,
+    }  # fmt: skip
+
+
+def result_from(told: Mapping[str, Any]) -> RoundResult:
+    """The same result on another rank. Receipts stay where they were proved."""
+    why = told["passed_over"]
+    return RoundResult(
+        round=told["round"], step=told["step"], version=told["version"], epoch=told["epoch"],
+        attempts=told["attempts"], outcome=Outcome[told["outcome"]], published=told["published"],
+        engines=tuple(_row_from(row) for row in told["engines"]), path=tuple(told["path"]),
+        seconds=told["seconds"], error=error_from(told["error"]) if told["error"] else None,
+        culprit=told["culprit"], bucket=told["bucket"], failed_in=told["failed_in"],
+        unclean=told["unclean"], notes=tuple(told["notes"]),
+        passed_over=PassedOver(**why) if why is not None else None,
+    )  # fmt: skip
+
+
+def _row_told(row: EngineRow) -> list[Any]:
+    error = error_told(row.error) if row.error else None
+    what = row.disposition.name
+    return [row.engine, row.incarnation, what, row.version, row.tensors, row.bytes, row.pause_seconds, error]
+
+
+def _row_from(told: list[Any]) -> EngineRow:
+    engine, incarnation, what, version, tensors, octets, pause, error = told
+    return EngineRow(
+        engine, incarnation, Disposition[what], version, tensors, octets, (), pause,
+        error_from(error) if error else None,
+    )  # fmt: skip
