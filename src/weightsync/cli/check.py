@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from . import explore
 from .terminal import show
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ def add(commands: Commands) -> None:
         "check",
         help="explore the tables, or lint state logs",
         description="Without FILE: try every fact in every position of small rounds and of an engine rank, "
-        "and show each promise that breaks, with the shortest way there. With FILE: lint a state log, or "
-        "several together: name each broken promise with its line, and each round that the table would not "
-        "have run. Exit status 1 if anything was found.",
+        "then every misfortune at every step of two trainers that share lock, ledger and two engines, and "
+        "show each promise that breaks, with the shortest way there. With FILE: lint a state log, or several "
+        "together: name each broken promise with its line, and each round that the table would not have run. "
+        "Exit status 1 if anything was found.",
     )
     parser.add_argument(
         "files",
@@ -38,12 +40,18 @@ def add(commands: Commands) -> None:
         default="text",
         help="of what is found in logs",
     )
+    explore.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
-    return _lint(arguments.files, arguments.format) if arguments.files else _explore()
+    if arguments.files:
+        return _lint(arguments.files, arguments.format)
+    if arguments.seeds is not None:
+        return 1 if explore.play_seeds(arguments) else 0
+    broken = _explore()
+    return 1 if explore.explore_worlds(arguments) or broken else 0
 
 
 # -- the tables ---------------------------------------------------------------------------------------------
@@ -51,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _explore() -> int:
     broken = 0
-    for name, explore in _explorations():
+    for name, search in _explorations():
         began = time.monotonic()
-        found = explore()
+        found = search()
         first, *rest = found.lines()
         show([f"{name}: {first} ({time.monotonic() - began:.1f} s)", *(f"  {line}" for line in rest)])
         broken += len(found.violations)
