@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import events as e
 from .answers import Answers
@@ -152,14 +152,6 @@ class OpenCalls(ABC):
                 self.fire(
                     e.EngineLost(engine, EngineSilent(f"engine {engine.id} {what} for {silence:.3g} s"))
                 )
-
-    def _lose_the_paused(self) -> None:
-        """Failed is given up: an engine that has committed, and is still to resume, is lost with the rest."""
-        if self.round.state is not State.Failed or self.round.facts.settled:
-            return
-        for call in [item.call for item in self._open.values() if item.call.act is Act.resume]:
-            if call.engine is not None:
-                self.fire(e.EngineLost(call.engine, self._silent(replace(call, limit=self.limits.failed))))
 
     # -- clocks ---------------------------------------------------------------------------------------------
 
