@@ -75,13 +75,28 @@ WORLDS: tuple[Setup, ...] = (
 
 @dataclass(slots=True)
 class Owner:
-    """One trainer: its round, once it has begun, and what its fate adds to its deadline."""
+    """One trainer.
+
+    Args:
+        name: of its process.
+        simulation: its round.
+        doubt: seconds that a lock which does not answer as it should may add to the deadline.
+        stopped: seconds for which its process was stopped.
+        begun: whether the round has begun.
+        result: of the round, once it is over.
+    """
 
     name: str
     simulation: Simulation
+    doubt: float = 0.0
+    stopped: float = 0.0
     begun: bool = False
-    slack: float = 0.0
     result: RoundResult | None = None
+
+    @property
+    def slack(self) -> float:
+        """What its fate adds to its deadline."""
+        return self.doubt + self.stopped
 
 
 class Composed:
@@ -99,6 +114,7 @@ class Composed:
         self.story: list[tuple[int, str]] = []
         self.steps = 0
         self._words: dict[str, tuple[Session | None, float]] = {}
+        self.steady = seed is None
         self._seed, self._jitter, self._doubt = seed, jitter, 0.0
         self.owners = [Owner("a", self._round("a", 0))]
         if setup.competing:
@@ -161,7 +177,7 @@ class Composed:
     def begin(self) -> None:
         """Who may begin begins; whoever is over gets a result; the second trainer follows the first."""
         if len(self.owners) == 1 and (self._out(self.owners[0]) or self.owners[0].simulation.driver.over):
-            self.owners.append(Owner("b", self._round("b", None), slack=self._doubt))
+            self.owners.append(Owner("b", self._round("b", None), doubt=self._doubt))
         for owner in self.owners:
             if not owner.begun:
                 owner.begun = True
@@ -207,7 +223,7 @@ class Composed:
         now, end = self.world.clock.now(), owner.simulation.driver.lease_end
         seconds = (end - now if end < NEVER else LEASE) + 0.01
         self.world.stopped[owner.name] = []
-        owner.slack += seconds
+        owner.stopped += seconds
         self.world.at(seconds, lambda: self._wake(owner), label=f"{owner.name} goes on", alarm=True)
         self.begin()
 
@@ -225,7 +241,7 @@ class Composed:
         """The lock's service does not answer as it should: a round may have to wait for the lease's end."""
         self._doubt = _SLACK
         for owner in self.owners:
-            owner.slack = max(owner.slack, _SLACK)
+            owner.doubt = _SLACK
 
     def late(self, moment: float) -> None:
         """Whatever is under way until ``moment`` arrives just after it; the order stays."""

@@ -24,7 +24,6 @@ from .watch import Watch
 
 __all__ = ["Broken", "Choice", "Explored", "Part", "explore_composed", "rerun"]
 
-_LONGEST = 5000
 Choice = tuple[int, Deviation]
 """After how many steps of the system, and what goes wrong then."""
 
@@ -84,6 +83,7 @@ class _Explorer:
         self._until, self._kinds, self._part = frozenset(until), frozenset(kinds), part
         self._seen: dict[int, int] = {}
         self._last: set[int] = set()
+        self._round_in_circles = False
 
     def explore(self, depth: int) -> Explored:
         """Every list of up to so many misfortunes."""
@@ -120,24 +120,29 @@ class _Explorer:
             self.found.kinds[choices[-1][1].kind] += 1
             self.found.runs += 1
             self._take(system, watch, choices, lambda: choices[-1][1].bend(system), choices[-1][1])
-        while self._new(system, left) and self._going():
+        here: set[int] = set()
+        while self._new(system, left, here) and self._going():
             if left:
                 more += [(*choices, (system.steps, each)) for each in possible(system) if self._wanted(each)]
             if not self._take(system, watch, choices, system.step):
                 for what in watch.end():
                     self._blame(what, choices, system)
                 break
-            if system.steps > _LONGEST:
-                self._blame("deadlock: it goes on for ever", choices, system)
-                break
+        if self._round_in_circles:
+            self._blame("deadlock: it goes round in circles", choices, system)
         return more
 
     def _wanted(self, deviation: Deviation) -> bool:
         return not self._kinds or deviation.kind in self._kinds
 
-    def _new(self, system: Composed, left: int) -> bool:
-        """Whether less was explored from this moment so far than is about to be."""
+    def _new(self, system: Composed, left: int, here: set[int]) -> bool:
+        """Whether less was explored from this moment so far than is about to be.
+
+        ``here`` are the moments of this run: one that comes again would come again for ever.
+        """
         moment = key(system)
+        self._round_in_circles = moment in here
+        here.add(moment)
         if self._seen.get(moment, -1) >= left or moment in self._last:
             return False
         self.found.states += moment not in self._seen

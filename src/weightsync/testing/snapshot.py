@@ -56,7 +56,7 @@ def owner_key(owner: Owner) -> Hashable:
     """A trainer: its round, its driver, and what its halves of lock and transport wait for."""
     simulation = owner.simulation
     return (
-        owner.begun, owner.slack, driver_key(simulation), simulation.lock.asking,
+        owner.begun, owner.doubt, owner.stopped, driver_key(simulation), simulation.lock.asking,
         simulation.transport.key(), frozenset(simulation._asked),
         tuple(sorted(simulation.world.memory(owner.name).tainted)),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from ..fsm.engine_table import Session
 from ..fsm.errors import WeightSyncError
 from ..fsm.facts import Facts
 from ..fsm.receipt import Expectation, Participant
-from ..fsm.states import Disposition, EngineState, Lock, State
+from ..fsm.states import Disposition, EngineState, Lock, Outcome, State
 from .composed import DEADLINE, Composed, Owner
 from .deviations import Deviation
 from .partner import Partner
@@ -40,7 +40,8 @@ COMPOSED_PROMISES: dict[str, str] = {
     "P10 pause": "an engine that was paused and not used is put back, or quarantined",
     "fence": "the lock is not given back with a call under way to somebody who is not fenced",
     "honest": "no honest partner is refused, the first error is the error",
-    "deadlock": "until every round is over, something is due or under way",
+    "good": "where nothing goes wrong, every round is complete",
+    "deadlock": "until every round is over, something is due or under way, and never the same again",
     "rest": "when all is quiet the lock is free, and no engine is left in a session",
 }
 """Every promise the composed exploration checks, by name."""
@@ -62,7 +63,7 @@ class Watch:
         self._engines: dict[str, tuple[object, ...]] = {}
         self._highest: dict[tuple[str, str], tuple[int, int]] = {}
         self._probed: set[object] = set()
-        self._judged: set[str] = set()
+        self._judged = {owner.name for owner in system.owners if owner.result is not None}
 
     def look(self) -> Iterator[str]:
         """The promises that the last step has broken, each with what is wrong."""
@@ -267,6 +268,9 @@ class Watch:
         for owner in system.owners:
             if not system.dead(owner) and not owner.simulation.driver.over:
                 yield f"deadlock: nothing will ever end {owner.simulation.round.state.name} of {owner.name}"
+            told = owner.result.outcome if owner.result is not None else Outcome.complete
+            if told is not Outcome.complete and system.steady and not system.story:
+                yield f"good: nothing went wrong, and {owner.name} ends {told.name}"
         system.world.settle()
         book = system.world.book
         if system.world.keeper.alive and (book.holder is not None or book.queue):
