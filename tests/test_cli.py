@@ -484,14 +484,23 @@ def test_diagram_makes_a_png_for_a_file_but_not_for_a_terminal(
 # ----------------------------------------------------------------------------------------------------- check
 
 
+@pytest.fixture
+def no_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The composed system is left out: `test_composed.py` explores it."""
+    monkeypatch.setattr("weightsync.testing.composed.WORLDS", ())
+
+
+@pytest.mark.usefixtures("no_worlds")
 def test_check_explores_the_tables(capsys: Printed) -> None:
     """The round with both quorums and both kinds of engine: no promise is broken."""
     assert main(["check"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert total.startswith("in all: 0 states")
     assert len(lines) == 4
     assert all(re.search(r": \d+ positions, .* 0 promises broken \(\d+\.\d s\)$", line) for line in lines)
 
 
+@pytest.mark.usefixtures("no_worlds")
 def test_check_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     """And shows the way there."""
     found: Exploration[str] = Exploration({"start": None, "end": ("start", "stumbled")}, str)

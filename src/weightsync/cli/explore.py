@@ -144,7 +144,7 @@ def _pool() -> Iterator[Callable[[Callable[[J], R], Sequence[J]], Iterable[R]]]:
     pool: list[ProcessPoolExecutor] = []
 
     def run(function: Callable[[J], R], jobs: Sequence[J]) -> Iterable[R]:
-        if cores == 1 or len(jobs) == 1:
+        if cores == 1 or len(jobs) < 2:
             return map(function, jobs)
         # Not by fork: whoever calls may have threads.
         context = multiprocessing.get_context("spawn")
