@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint mutants clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint explore mutants clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +90,10 @@ coverage: $(DEV) ## all tests, then the whole report, also as htmlcov/index.html
 	$(BIN)/python -m coverage run -m pytest -m '$(SELECT)' $(ARGS)
 	$(BIN)/python -m coverage html --quiet
 	$(BIN)/python -m coverage report
+
+explore: $(RUNTIME) ## every misfortune at every step, and a thousand games drawn by lot
+	$(BIN)/weightsync check
+	$(BIN)/weightsync check --seeds 1000
 
 mutants: $(DEV) ## break every promise on purpose: each must be noticed
 	$(BIN)/python -m pytest -m mutation $(ARGS)
