@@ -152,6 +152,8 @@ class Watch:
         for engine in facts.committed - known.committed:
             if session not in self._life(engine, "commits"):
                 yield f"P8 members: {engine} ({engine.incarnation}) never committed the round of {owner.name}"
+        if facts.settled and not known.settled:
+            yield from _unfenced(owner)
         if state is State.Released and self._system.world.keeper.alive:
             yield from self._evidence(owner)
 
@@ -287,6 +289,17 @@ def _believes(owner: Owner, now: float) -> bool:
     """Whether a trainer takes itself for the holder: the lock was granted, and is not given back or over."""
     facts, driver = owner.simulation.round.facts, owner.simulation.driver
     return facts.lock is Lock.held and not facts.settled and now < driver.lease_end
+
+
+def _unfenced(owner: Owner) -> Iterator[str]:
+    """Whoever is out, or has not said what it is, is told that it is out before the lock is given back."""
+    simulation = owner.simulation
+    facts, log = simulation.round.facts, simulation.log
+    told = log[: log.index("release()")] if "release()" in log else log
+    for engine in sorted(facts.evicted | facts.quarantined | facts.open):
+        asked = f"abort({engine})" in told and engine not in facts.open
+        if f"fence({engine})" not in told and not asked:
+            yield f"fence: {owner.name} gives the lock back, and {engine} is not told that it is out"
 
 
 def _promise_of(what: str) -> str:
