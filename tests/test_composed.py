@@ -76,10 +76,10 @@ def test_no_promise_is_broken(setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_a_part_of_every_pair_breaks_no_promise() -> None:
-    """Two misfortunes in one run, for one in eighty of the first ones, with the smallest system."""
-    found = explore_composed(TINY, depth=2, part=(39, 80))
+    """Two misfortunes in one run, for a few of the first ones, with the smallest system."""
+    found = explore_composed(TINY, depth=2, part=(100, 200))
     assert not found.violations, "\n".join(found.lines())
-    assert found.runs > 2500
+    assert found.runs > 800
 
 
 def test_parts_are_the_whole() -> None:

@@ -356,3 +356,28 @@ def test_the_seeds_name_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
         forget_the_resume(patched)
         broken = (what for seed in range(1000) for what in played(seed).broken)
         assert "P4 whole" in next(broken, "nothing")
+
+
+FENCING = [
+    row
+    for row in ROUND.rows
+    if Verb.Fence in row.orders and (row.target is None or row.target is State.Cleaning)
+]
+"""Rows that put an engine out and go on. Those into Failed are fenced by Abort once more, whatever they order."""
+
+
+@pytest.mark.parametrize("unfenced", FENCING, ids=[str(row) for row in FENCING])
+def test_whoever_is_out_is_fenced_before_the_lock_goes(
+    unfenced: Row[State], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call may be in flight to an engine that the round goes on without: each such row has to fence it."""
+
+    def drop(row: Row[Any]) -> Row[Any]:
+        orders = tuple(order for order in row.orders if order is not Verb.Fence)
+        return replace(row, orders=orders) if row is unfenced else row
+
+    kinds = ("late", "lose", "alarm", "spoil", "raise", "stop")
+    with monkeypatch.context() as patched:
+        change_round(drop)(patched)
+        found = explore_composed(ONE, kinds=kinds, until={"fence"})
+    assert list(found.violations) == ["fence"], "\n".join(found.lines())
