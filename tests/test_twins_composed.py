@@ -363,7 +363,7 @@ FENCING = [
     for row in ROUND.rows
     if Verb.Fence in row.orders and (row.target is None or row.target is State.Cleaning)
 ]
-"""Rows that put an engine out and go on. Those into Failed are fenced by Abort once more, whatever they order."""
+"""Rows that put an engine out and go on. Those into Failed are fenced by Abort once more."""
 
 
 @pytest.mark.parametrize("unfenced", FENCING, ids=[str(row) for row in FENCING])
