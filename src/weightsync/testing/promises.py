@@ -96,7 +96,7 @@ def _settled(call: Call, facts: Facts) -> bool:
     """Whether a call may be open when the lock is given back."""
     if call.act in LOCK_ACTS | {Act.fence} or facts.unclean:
         return True
-    if call.act is Act.publish:  # the ledger has answered a later question, and takes nothing any more
+    if call.act in (Act.publish, Act.ask):  # the ledger answered a later question, and takes no more
         return facts.publication is not Publication.unknown
     return call.engine is not None and call.engine not in facts.open
 

@@ -184,7 +184,7 @@ class Watch:
             if not partner.alive or partner.incarnation != row.incarnation or row.disposition not in _SERVING:
                 continue
             asked = row.engine in {member.id for member in simulation.round.facts.members}
-            if self._system.setup.competing and not asked:
+            if not asked and partner.machine.facts != simulation.before[row.engine]:
                 continue  # what the other trainer has done since is not known to who never asked
             later = partner.machine.facts.session
             if later not in (None, simulation.session) or self._later(partner, epoch):
