@@ -1,0 +1,88 @@
+"""What a user inherits from: pytest collects a subclass called ``Test...``, one test for each check.
+
+Nothing here imports pytest at the top; without it, ``for check in mine.checks(): check(mine)`` does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from ...fsm.contract import InletFactory, Transport
+from .peers import Peer, ProcessPeers, ThreadPeer
+from .rounds import TransportUnderTest
+from .rules import Check
+from .transport_ends import ENDS
+from .transport_faults import FAULTS
+from .transport_good import GOOD
+
+__all__ = ["TRANSPORT_CHECKS", "TransportConformance"]
+
+T = TypeVar("T")
+
+TRANSPORT_CHECKS: tuple[Check[TransportUnderTest], ...] = (*GOOD, *FAULTS, *ENDS)
+"""What every transport must pass."""
+
+
+class Suite:
+    """One test for each check, in pytest."""
+
+    excused: ClassVar[Mapping[str, str]] = {}
+    """Checks that are skipped, by name, each with the reason. It shows in every report."""
+
+    def checks(self) -> Sequence[Check[Any]]:
+        """The checks."""
+        return ()
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Called by pytest: a test for each check."""
+        if "check" in metafunc.fixturenames:
+            metafunc.parametrize("check", self.checks(), ids=str)
+
+    def test_it_keeps_the_contract(self, check: Check[Any]) -> None:
+        """One check of the conformance kit; what it holds is in ``check.about``."""
+        if check.name in self.excused:
+            import pytest
+
+            pytest.skip(self.excused[check.name])
+        check(self)
+
+
+class TransportConformance(Suite):
+    """The suite of a transport. A subclass gives ``transport`` and ``inlet``, and maybe ``processes``."""
+
+    patience: float = 10.0
+    """Seconds until something that should happen at once counts as never."""
+
+    processes: bool = False
+    """Whether the engines are processes of their own, not threads of this one. Slower, and death is real."""
+
+    _pool: ClassVar[dict[type, ProcessPeers]] = {}
+
+    def transport(self) -> Transport:
+        """A new transport."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what is tested: give it transport()")
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half: a function that a process can import."""
+        raise NotImplementedError(f"{type(self).__name__} has to say how engines receive: give it inlet()")
+
+    def engines(self, names: Sequence[str]) -> Sequence[Peer]:
+        """Engines that receive by it."""
+        inlets = {self.transport().name: self.inlet()}
+        if not self.processes:
+            return [ThreadPeer(name, inlets) for name in names]
+        kind = type(self)
+        if kind not in self._pool:
+            self._pool[kind] = ProcessPeers(inlets)
+        return self._pool[kind].of(names)
+
+    def checks(self) -> Sequence[Check[TransportUnderTest]]:
+        """The checks that fit the engines."""
+        return [check for check in TRANSPORT_CHECKS if not check.needs or self.processes]
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """End the engines' processes. Called by pytest; without it, call it at the end."""
+        if cls in cls._pool:
+            cls._pool.pop(cls).close()
