@@ -28,10 +28,10 @@ from .rules import Rule, Violation, eventually, holding
 from .transport_rules import (
     ABORT_WAKES,
     BOUNDED,
+    COMPLETE,
     CONTENT,
     DECLARES,
     ENDS_WELL,
-    LOSS_BY_NAME,
     NEXT_ROUND,
     TELLS_OR_RAISES,
 )
@@ -218,7 +218,7 @@ class Watched:
         error = self.run()
         if self.lost:
             name, why = next(iter(self.lost.items()))
-            raise (rule or LOSS_BY_NAME).broken(
+            raise (rule or COMPLETE).broken(
                 f"engine {name} was lost, though nothing was wrong: {why!r}"
             ) from why
         if error is not None:
@@ -323,6 +323,12 @@ class Rounds:
         if error is not None:
             raise error
         return value if isinstance(value, BaseException) else None
+
+    def stopped(self, whole: Future[BaseException | None]) -> None:
+        """What ran beside has ended, with an error or without, now that it was aborted."""
+        _, error = self.outcome(whole, "the phase that was aborted", ABORT_WAKES)
+        if isinstance(error, Violation):
+            raise ABORT_WAKES.broken(str(error)) if error.rule is BOUNDED else error
 
     def freed(self, *names: str) -> None:
         """These engines stop receiving by themselves, now that the round is over."""

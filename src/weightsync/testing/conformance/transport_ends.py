@@ -28,7 +28,7 @@ def abort_from_outside(tested: TransportUnderTest, point: int | str) -> None:
         eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
         rounds.end("abort")
         rounds.end("abort", ABORT_IS_IDEMPOTENT)
-        rounds.outcome(whole, "the phase that was aborted", ABORT_WAKES)
+        rounds.stopped(whole)
         rounds.freed("a")
         run.close()
         for phase in PHASES[1:]:
@@ -49,6 +49,7 @@ def port_closes(tested: TransportUnderTest, point: int | str) -> None:
         run = rounds.round()
         whole = spawn("kit-round", run.drive)
         eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
+        eventually(lambda: len(run.fired("bucket_sent")) >= 3, 0.2)  # the sender is stuck as well
         run.close()
         error = rounds.join(whole, BOUNDED)
         CLOSED_PORT_IS_QUIET.unless(error is None, f"the round moved on, and a phase raised {error!r}")
@@ -67,12 +68,12 @@ def moves_on(tested: TransportUnderTest, phase: str, after: int) -> None:
         rounds.go_on()
 
 
-for _phase in PHASES:
-    for _after in (0, 1, 4):
+for _phase, _places in (("open", (0, 1)), ("broadcast", (0, 1, 4)), ("collect", (0, 1))):
+    for _after in _places:
         checked(ENDS, f"port-closed-in-{_phase}-after-{_after}", _phase, _after)(moves_on)
 
 
-@checked(ENDS, "port-closed-before", "open")
+@checked(ENDS, "port-closed-before-open", "open")
 @checked(ENDS, "port-closed-before-broadcast", "broadcast")
 @checked(ENDS, "port-closed-before-collect", "collect")
 def closed_before(tested: TransportUnderTest, first: str) -> None:
@@ -100,9 +101,11 @@ def abort_between(tested: TransportUnderTest, phases: int) -> None:
         for phase in PHASES[:phases]:
             error = run.phase(phase)
             NEXT_ROUND.unless(error is None, f"{phase} failed, though nothing was wrong: {error!r}")
-        for end in ("abort", "abort", "clean", "abort"):
+        for end in ("abort", "abort"):
             rounds.end(end, ABORT_IS_IDEMPOTENT)
         rounds.freed(*("ab" if phases else ""))
+        for end in ("clean", "abort"):
+            rounds.end(end, ABORT_IS_IDEMPOTENT)
         rounds.go_on()
         rounds.end("abort", ABORT_IS_IDEMPOTENT)  # after the clean of a good round
         rounds.go_on()
@@ -120,7 +123,7 @@ def aborts_at_once(tested: TransportUnderTest) -> None:
         for call in calls:
             _, error = rounds.outcome(call, "an abort beside others", ABORT_WAKES)
             ABORT_IS_IDEMPOTENT.unless(error is None, f"an abort beside others raised {error!r}")
-        rounds.outcome(whole, "the phase that was aborted", ABORT_WAKES)
+        rounds.stopped(whole)
         rounds.freed("a")
         rounds.go_on()
 
@@ -132,6 +135,8 @@ def left_open(tested: TransportUnderTest) -> None:
         error = rounds.round().phase("open")
         NEXT_ROUND.unless(error is None, f"open failed, though nothing was wrong: {error!r}")
         rounds.round(plain(9)).good(NEXT_ROUND)
+        left = [peer.link.id for peer in rounds.peers if not eventually(peer.ended, rounds.patience)]
+        NEXT_ROUND.unless(not left, f"engines {left} still receive a round that was left open")
 
 
 @checked(ENDS, "close-twice")
