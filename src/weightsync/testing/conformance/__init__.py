@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
+from .engine_checks import ENGINE_CHECKS
+from .engine_rules import ENGINE_RULES
+from .given import GIVEN, given_inlet
 from .rounds import TransportUnderTest
 from .rules import Check, Rule, Violation
-from .suite import TRANSPORT_CHECKS, TransportConformance
+from .suite import TRANSPORT_CHECKS, EngineConformance, TransportConformance
 from .transport_rules import TRANSPORT_RULES
+from .visit import EngineSubject, EngineUnderTest
 
 __all__ = [
-    "TRANSPORT_CHECKS",
-    "TRANSPORT_RULES",
-    "Check",
-    "Rule",
-    "TransportConformance",
-    "TransportUnderTest",
-    "Violation",
-]
+    "ENGINE_CHECKS", "ENGINE_RULES", "GIVEN", "TRANSPORT_CHECKS", "TRANSPORT_RULES", "Check",
+    "EngineConformance", "EngineSubject", "EngineUnderTest", "Rule", "TransportConformance",
+    "TransportUnderTest", "Violation", "given_inlet",
+]  # fmt: skip

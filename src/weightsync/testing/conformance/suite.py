@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...fsm.contract import InletFactory, Transport
+from .engine_checks import ENGINE_CHECKS
 from .peers import Peer, ProcessPeers, ThreadPeer
 from .rounds import TransportUnderTest
 from .rules import Check
 from .transport_ends import ENDS
 from .transport_faults import FAULTS
 from .transport_good import GOOD
+from .visit import EngineSubject, EngineUnderTest
 
-__all__ = ["TRANSPORT_CHECKS", "TransportConformance"]
+__all__ = ["TRANSPORT_CHECKS", "EngineConformance", "TransportConformance"]
 
 T = TypeVar("T")
 
@@ -86,3 +88,21 @@ class TransportConformance(Suite):
         """End the engines' processes. Called by pytest; without it, call it at the end."""
         if cls in cls._pool:
             cls._pool.pop(cls).close()
+
+
+class EngineConformance(Suite):
+    """The suite of an engine adapter. A subclass gives ``engine``, and says what can be done to it."""
+
+    patience: float = 10.0
+    """Seconds until something that should happen at once counts as never."""
+
+    can: ClassVar[frozenset[str]] = frozenset()
+    """``kill`` and ``restart``, as far as ``engine()`` has them."""
+
+    def engine(self) -> EngineSubject:
+        """An engine that serves, and receives by ``given_inlet`` under the name ``GIVEN``."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what is tested: give it engine()")
+
+    def checks(self) -> Sequence[Check[EngineUnderTest]]:
+        """The checks that can be run on it."""
+        return [check for check in ENGINE_CHECKS if not check.needs or check.needs in self.can]
