@@ -30,33 +30,37 @@ class TestLocalEngineInPlace(TestLocalEngine):
         return LocalSubject(stages=False)
 
 
+_SHARED: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def actor(ray_cluster: None) -> Iterator[None]:
+    """One actor for all checks that leave it alive."""
+    import ray
+
+    import raysubject
+
+    # The actors' processes cannot import what only tests have.
+    ray.cloudpickle.register_pickle_by_value(sys.modules["raysubject"])
+    _SHARED["actor"] = raysubject.new_actor()
+    yield
+    ray.kill(_SHARED.pop("actor"))
+
+
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.usefixtures("actor")
 class TestRayEngine(EngineConformance):
     """An actor, whose words go over a line."""
 
     patience = 30.0
     line: ClassVar[bool] = True
-    actors: ClassVar[dict[str, Any]] = {}
-
-    @pytest.fixture(scope="class", autouse=True)
-    def actor(self, ray_cluster: None) -> Iterator[None]:
-        """One actor for all checks that leave it alive."""
-        import ray
-
-        import raysubject
-
-        # The actors' processes cannot import what only tests have.
-        ray.cloudpickle.register_pickle_by_value(sys.modules["raysubject"])
-        self.actors["shared"] = raysubject.new_actor()
-        yield
-        ray.kill(self.actors.pop("shared"))
 
     def engine(self) -> EngineSubject:
         """A new link to it."""
         from raysubject import RaySubject
 
-        return RaySubject(self.actors["shared"], line=self.line)
+        return RaySubject(_SHARED["actor"], line=self.line)
 
     def checks(self) -> Sequence[Check[EngineUnderTest]]:
         """Those that leave the actor alive."""

@@ -43,9 +43,10 @@ class TestCollectiveInProcesses(TransportConformance):
         """Good rounds, what is left behind, and every death."""
         wanted = (
             "good",
-            "rounds-in",
             "nothing-left",
-            "die",
+            "die-at-receive",
+            "die-at-bucket-2",
+            "die-at-released",
             "dead",
             "stopped",
             "bad-receipt",

@@ -321,7 +321,7 @@ def never_blocks(tested: EngineUnderTest) -> None:
                 BUSY_IS_NOT_DEAD, visit.ask(visit.link.hello), "hello of an engine that generates"
             )
             BUSY_IS_NOT_DEAD.unless(status.incarnation == visit.incarnation, "it says that it is another one")
-            BUSY_IS_NOT_DEAD.unless(not opening.done(), "open was answered while a generation was under way")
+            OPEN_PAUSES.unless(not opening.done(), "open was answered while a generation was under way")
             told = visit.answer(
                 ABORT_ANSWERS, visit.ask(visit.link.abort, session), "abort of an open that waits"
             )
