@@ -1,0 +1,47 @@
+"""What docs/conformance.md shows is true: its transport is run from the page, and its rules are the kit's."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weightsync.testing.conformance import ENGINE_RULES, TRANSPORT_RULES, Rule
+
+pytestmark = pytest.mark.timeout(60)
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def shown(*files: str) -> dict[str, Any]:
+    """What the blocks of the page that begin with the names of these files define."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for file in files:
+        (block,) = (each for each in BLOCKS if each.startswith(f"# {file}\n"))
+        exec(compile(block, f"{PAGE.name}: {file}", "exec"), names)
+    return names
+
+
+TestQueueTransport = shown("queue_transport.py", "test_queue_transport.py")["TestQueueTransport"]
+
+
+def table(title: str, rules: dict[str, Rule]) -> str:
+    """Rules as the page shows them."""
+    rows = [f"| `{rule.name}` | {rule.says} | {rule.do} |" for rule in rules.values()]
+    return "\n".join(
+        [f"| {title} | the contract | what to do when it is broken |", "| --- | --- | --- |", *rows]
+    )
+
+
+def test_the_page_has_every_rule() -> None:
+    """The two tables are those of the kit, word by word."""
+    wanted = f"{table('transports', TRANSPORT_RULES)}\n\n{table('engines', ENGINE_RULES)}"
+    found = PAGE.read_text().partition("<!-- rules -->\n")[2].partition("\n<!-- end of rules -->")[0]
+    assert found == wanted, "write the tables anew from TRANSPORT_RULES and ENGINE_RULES"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.partition("\n")[0])
+def test_every_block_is_python(block: str) -> None:
+    """A block that does not even compile helps nobody."""
+    compile(block, PAGE.name, "exec")
