@@ -40,9 +40,12 @@ class TestCollectiveInProcesses(TransportConformance):
     processes = True
 
     def checks(self) -> Sequence[Check[TransportUnderTest]]:
-        """Good rounds, what is left behind, and every death."""
+        """What crosses a process boundary, what is left behind, and every way to die."""
         wanted = (
             "good",
+            "shapes-in-buckets",
+            "dtypes",
+            "raise-at-bucket-2",
             "nothing-left",
             "die-at-receive",
             "die-at-bucket-2",
