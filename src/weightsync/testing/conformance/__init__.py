@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from .engine_checks import ENGINE_CHECKS
 from .engine_rules import ENGINE_RULES
 from .given import GIVEN, given_inlet
 from .rounds import TransportUnderTest
 from .rules import Check, Rule, Violation
-from .suite import TRANSPORT_CHECKS, EngineConformance, TransportConformance
+from .suite import ENGINE_CHECKS, TRANSPORT_CHECKS, EngineConformance, TransportConformance
 from .transport_rules import TRANSPORT_RULES
 from .visit import EngineSubject, EngineUnderTest
 

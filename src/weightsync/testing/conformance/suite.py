@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...fsm.contract import InletFactory, Transport
-from .engine_checks import ENGINE_CHECKS
+from .engine_ends import ENDINGS
+from .engine_limits import LIMITS
+from .engine_words import WORDS
 from .peers import Peer, ProcessPeers, ThreadPeer
 from .rounds import TransportUnderTest
 from .rules import Check
@@ -18,12 +20,15 @@ from .transport_faults import FAULTS
 from .transport_good import GOOD
 from .visit import EngineSubject, EngineUnderTest
 
-__all__ = ["TRANSPORT_CHECKS", "EngineConformance", "TransportConformance"]
+__all__ = ["ENGINE_CHECKS", "TRANSPORT_CHECKS", "EngineConformance", "TransportConformance"]
 
 T = TypeVar("T")
 
 TRANSPORT_CHECKS: tuple[Check[TransportUnderTest], ...] = (*GOOD, *FAULTS, *ENDS)
 """What every transport must pass."""
+
+ENGINE_CHECKS: tuple[Check[EngineUnderTest], ...] = (*WORDS, *ENDINGS, *LIMITS)
+"""What every engine adapter must pass."""
 
 
 class Suite:
