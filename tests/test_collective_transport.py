@@ -171,20 +171,6 @@ def no_more_than(before: tuple[int, int]) -> bool:
 
 
 class TestContent:
-    def test_engines_of_several_ranks_get_numbers_of_their_own(self) -> None:
-        """Two engines of two ranks each are ranks 1 to 4 of the group, and every one has its receipt."""
-        weights = TorchWeights.of(constants(1, 2, 3))
-        plan, session = weights.plan(BUCKET), Session("r1", 1, 1)
-        links = [SmallLink(*(SmallEngine(name, rank) for rank in range(2))) for name in "ab"]
-        for link in links:
-            for engine in link.ranks:
-                engine.open(session, plan, weights.digest())
-        port = Sending(CollectiveTransport(), weights, plan, links, session).run()
-        assert {name: [each.rank for each in receipts] for name, receipts in port.receipts.items()} == {
-            "a": [0, 1],
-            "b": [0, 1],
-        }
-
     def test_facts_come_in_order(self, engines: tuple[EngineProcess, EngineProcess]) -> None:
         """Each bucket, then all of them; and the idle clock is fed."""
         run = sending(CollectiveTransport(), TorchWeights.of(constants(1, 2, 3, 4)), *engines)

@@ -128,6 +128,14 @@ class TwiceAcked(Filter):
             self.inner.acked(engine, receipts)
 
 
+class FirstRank(Filter):
+    """Knows of one rank for each engine."""
+
+    def acked(self, engine: Participant, receipts: tuple[Receipt, ...]) -> None:
+        """One receipt is enough."""
+        self.inner.acked(engine, receipts[:1])
+
+
 class Flattering(Filter):
     """Makes every receipt a good one."""
 
@@ -618,6 +626,7 @@ MUTANTS = {
     ),
     "changes a byte in a real round": Mutant("next-round", ["under-a-real-round"], inlet=Flipping),
     "leaves out a bucket": Mutant("complete", ["good-round", "no-tensors", "no-bytes"], inlet=Dropping),
+    "knows one rank": Mutant("complete", ["engine-of-two-ranks"], filtered(FirstRank)),
     "loses some bytes": Mutant("complete", ["good-round"], inlet=Shortening),
     "moves nothing": Mutant("early-ack", ["good-round"], Silent),
     "acks too early": Mutant(

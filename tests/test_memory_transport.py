@@ -138,15 +138,6 @@ class TestContent:
             engine.commit(session)
             assert engine.tensors["embed"].tolist() == engine.tensors["head"].tolist() == [epoch] * 4
 
-    def test_every_rank_of_an_engine_reads(self) -> None:
-        """An engine of three ranks answers when all of them hold the bytes, with a receipt each."""
-        weights = TorchWeights.of(constants(1, 2, 3))
-        plan, ranks = weights.plan(64), [SmallEngine("a", rank) for rank in range(3)]
-        for engine in ranks:
-            engine.open(SESSION, plan)
-        port = Sending(MemoryTransport(), weights, plan, [SmallLink(*ranks)], SESSION).run()
-        assert [receipt.rank for receipt in port.receipts["a"]] == [0, 1, 2]
-
     def test_facts_come_in_order(self) -> None:
         """Each bucket, then all of them; and the idle clock is fed."""
         run = sending(MemoryTransport(), TorchWeights.of(constants(1, 2, 3, 4)), SmallEngine("a"))

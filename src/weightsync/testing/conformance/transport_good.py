@@ -17,6 +17,9 @@ from ...fsm.policy import Policy
 from ...handlers.local_engine import LocalEngine
 from ...handlers.threads import spawn
 from ...sync import WeightSync
+from ...transports.weights import TorchWeights
+from ..sending import Sending
+from ..small_engine import SmallEngine, SmallLink
 from .contents import described, dtypes, of_dtype, plain, shapes
 from .residue import census, growth
 from .rounds import Rounds, TransportUnderTest
@@ -289,6 +292,27 @@ def nothing_left(tested: TransportUnderTest) -> None:
         cycle()
     left = growth(before, lambda: census(peers), min(tested.patience, 5.0))
     NOTHING_LEFT.unless(not left, f"after twelve rounds there are {left}")
+
+
+@checked(GOOD, "engine-of-two-ranks")
+def engine_of_two_ranks(tested: TransportUnderTest) -> None:
+    """Every rank of an engine receives by itself, and the engine is acked with the receipts of all."""
+    transport, state = tested.transport(), plain()
+    weights, session = TorchWeights.of(state), Session("kit-ranks", 1, 1)
+    plan, inlets = weights.plan(64), {transport.name: tested.inlet()}
+    links = [SmallLink(*(SmallEngine(name, rank, inlets=inlets) for rank in range(2))) for name in "ab"]
+    for engine in (engine for link in links for engine in link.ranks):
+        engine.open(session, plan, weights.digest())
+    run = Sending(transport, weights, plan, links, session, 2 * tested.patience)
+    error = spawn("kit-round", run.run).exception(4 * tested.patience)
+    transport.close()
+    COMPLETE.unless(
+        error is None and not run.errors, f"a round with two ranks failed: {error or run.errors!r}"
+    )
+    ranks = {
+        name: [each.rank for each in receipts] for name, receipts in run.port("collect").receipts.items()
+    }
+    COMPLETE.unless(ranks == {"a": [0, 1], "b": [0, 1]}, f"the receipts are those of the ranks {ranks}")
 
 
 @checked(GOOD, "under-a-real-round")
