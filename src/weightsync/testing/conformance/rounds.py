@@ -7,6 +7,7 @@ phase by phase.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -40,6 +41,9 @@ from .watching import WatchingPort
 __all__ = ["PHASES", "Rounds", "TransportUnderTest", "Watched"]
 
 PHASES = ("open", "broadcast", "collect")
+_STILL = 0.2
+"""Seconds without a word from a sender that is taken for stuck; a check is the sharper, the longer."""
+
 _PLAIN = (str, int, float, bool, type(None))
 BUCKET = 64
 """Bytes a bucket, unless a check says otherwise."""
@@ -323,6 +327,21 @@ class Rounds:
         if error is not None:
             raise error
         return value if isinstance(value, BaseException) else None
+
+    def stick(self, name: str, run: Watched, whole: Future[BaseException | None]) -> None:
+        """Wait until an engine has come to its fault, and the sender cannot go on either.
+
+        Otherwise a transport that does not listen would hear what it is told by the next phase, or fact.
+        """
+        eventually(lambda: self[name].reached() or whole.done(), self.patience)
+        end, since, before = time.monotonic() + self.patience, time.monotonic(), -1
+        while not whole.done() and time.monotonic() < end:
+            now = sum(1 + port.tried for port in list(run.ports.values()))
+            if now != before:
+                since, before = time.monotonic(), now
+            elif time.monotonic() - since > _STILL:
+                return
+            time.sleep(0.01)
 
     def stopped(self, whole: Future[BaseException | None]) -> None:
         """What ran beside has ended, with an error or without, now that it was aborted."""

@@ -25,7 +25,7 @@ def abort_from_outside(tested: TransportUnderTest, point: int | str) -> None:
         rounds["b"].arm("hang", point)
         run = rounds.round(plain(2))
         whole = spawn("kit-round", run.drive)
-        eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
+        rounds.stick("b", run, whole)
         rounds.end("abort")
         rounds.end("abort", ABORT_IS_IDEMPOTENT)
         rounds.stopped(whole)
@@ -48,10 +48,7 @@ def port_closes(tested: TransportUnderTest, point: int | str) -> None:
         rounds["b"].arm("hang", point)
         run = rounds.round()
         whole = spawn("kit-round", run.drive)
-        eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
-        # Until the sender is stuck as well: otherwise it would notice by the next fact that it fires.
-        told, most = ("acked", 1) if point == "released" else ("bucket_sent", 3)
-        eventually(lambda: len(run.fired(told)) >= most, 0.2)
+        rounds.stick("b", run, whole)
         run.close()
         error = rounds.join(whole, BOUNDED)
         CLOSED_PORT_IS_QUIET.unless(error is None, f"the round moved on, and a phase raised {error!r}")
@@ -120,7 +117,7 @@ def aborts_at_once(tested: TransportUnderTest) -> None:
         rounds["b"].arm("hang", 1)
         run = rounds.round()
         whole = spawn("kit-round", run.drive)
-        eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
+        rounds.stick("b", run, whole)
         calls = [spawn("kit-abort", rounds.transport.abort) for _ in range(4)]
         for call in calls:
             _, error = rounds.outcome(call, "an abort beside others", ABORT_WAKES)

@@ -7,7 +7,7 @@ from ...handlers.threads import spawn
 from .contents import plain
 from .peers import InjectedError
 from .rounds import PHASES, Rounds, TransportUnderTest, Watched
-from .rules import Check, checked, eventually
+from .rules import Check, checked
 from .transport_rules import (
     BOUNDED,
     EARLY_ACK,
@@ -58,7 +58,7 @@ def hanging(tested: TransportUnderTest, point: int | str) -> None:
         rounds["b"].arm("hang", point)
         run = rounds.round(plain(2), needs_all=not survives)
         whole = spawn("kit-round", run.run)
-        eventually(lambda: rounds["b"].reached() or whole.done(), rounds.patience)
+        rounds.stick("b", run, whole)
         run.fence("b")
         error = rounds.join(whole, BOUNDED)
         _others(rounds, run, error)
