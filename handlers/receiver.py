@@ -10,6 +10,7 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ FAULT_POINTS = (
 """Where ``fault(point, bucket)`` is called, in the order of a good round. A past tense is just before the
 answer, when everything is done: to raise there is to lose the answer. ``bucket`` is -1 if there is none."""
 
+_LOGGER = logging.getLogger("weightsync")
 _PLANS = 4  # layouts that a receiver remembers
 
 
@@ -94,7 +96,9 @@ class Receiver:
         self.gate = Gate(f"engine {engine}")
         self._sink, self._inlets, self._unpack, self._digest = sink, dict(inlets), unpack, digest
         self._on_commit, self._asleep, self._fault_hook = on_commit, asleep or _awake, fault
-        self._machine = EngineMachine(engine, rank=rank, stages=sink.stages, incarnation=incarnation)
+        self._machine = EngineMachine(
+            engine, rank=rank, stages=sink.stages, incarnation=incarnation, told=_log_refusal
+        )
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
         self._plans: dict[str, Plan] = {}
@@ -236,10 +240,11 @@ class Receiver:
         """Raise EngineGone unless the trainer means this life of the engine."""
         mine = self._machine.facts.incarnation
         if incarnation != mine:
-            raise EngineGone(
+            gone = EngineGone(
                 f"engine {self.engine} was restarted: incarnation {incarnation} was meant, {mine} answers; "
                 f"the next round takes it in again"
             )
+            raise self._machine.refuse(gone)
 
     # -- how -----------------------------------------------------------------------------------------------
 
@@ -334,14 +339,14 @@ class Receiver:
         with self._rank.turn():
             job, running = self._job, self._rank.running
             if job is None or job.session != session or not self._rank.in_session(session):
-                raise StaleSession(
+                stale = StaleSession(
                     f"engine {self.engine} cannot receive round {session.round} (epoch {session.epoch}): it "
                     f"is {self.state.name}, and that session is not open"
                 )
+                raise self._machine.refuse(stale)
             if running is not None and running.session == session:
-                raise IllegalEvent(
-                    f"engine {self.engine} receives round {session.round} already, once is enough"
-                )
+                twice = f"engine {self.engine} receives round {session.round} already, once is enough"
+                raise self._machine.refuse(IllegalEvent(twice))
             self._rank.running = reception = Reception(session, job.plan)
             return job, reception
 
@@ -394,6 +399,10 @@ class Receiver:
 
 def _awake() -> bool:
     return False
+
+
+def _log_refusal(error: Exception) -> None:
+    _LOGGER.warning("%s", error)
 
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:

@@ -1,6 +1,7 @@
 """The lock kept in this process: threads that wait, leases that run out, epochs that outlive it."""
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -412,3 +413,24 @@ def test_an_unreadable_epoch_is_not_taken_for_zero(tmp_path: Path, spoil: Callab
     with pytest.raises(EpochNotKept, match=r"lock\.json"):
         LocalLock(path=path)
     assert path.exists()
+
+
+def test_what_is_refused_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A release that comes after its lease has ended, a renewal of it, and a stranger's; each is a line."""
+    clock = Clock()
+    lock = LocalLock(10.0, now=clock)
+    late = lock.request("late", "r1")
+    granted = lock.wait(late, 0.0)
+    assert isinstance(granted, Granted)
+    clock.time += 10.0
+    after = lock.request("after", "r2")
+    with caplog.at_level(logging.WARNING, "weightsync"):
+        assert lock.release(late, granted.epoch).how is Ending.EXPIRED
+        with pytest.raises(NotHolder):
+            lock.renew(late, granted.epoch)
+        with pytest.raises(StaleEpoch):
+            lock.release(after, granted.epoch)
+    status = lock.status()
+    assert status.holder is not None
+    assert (status.holder.owner, status.refused) == ("after", 3)
+    assert [record.getMessage().startswith("lock: refused: ") for record in caplog.records] == [True] * 3
