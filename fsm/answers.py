@@ -57,6 +57,9 @@ class Told(Protocol):
     def leased(self, until: float) -> None:
         """The lease now ends then."""
 
+    def not_renewed(self, error: BaseException) -> None:
+        """A renewal came to nothing."""
+
     def expect(self, plan: Expectation) -> None:
         """The plan is made."""
 
@@ -168,6 +171,8 @@ class Answers:
         driver = self._driver
         if act is Act.release:
             driver.fire(e.UnlockFailed(error))
+        elif act is Act.renew:
+            driver.not_renewed(error)
         elif act is Act.acquire and isinstance(error, _CLOSED):
             driver.fire(e.LockRefused(error))
         elif act is Act.acquire and driver.round.state is State.Idle:

@@ -55,6 +55,7 @@ class Driver(Scripts):
         self._answers = Answers(self)
         self._lease_end = self._renew_at = self._release_at = NEVER
         self._lapsed = False  # the lease is over by our clock, and the keeper was not told to take the lock
+        self._unrenewed: BaseException | None = None
 
     # -- what the outside calls ---------------------------------------------------------------------------
 
@@ -222,17 +223,24 @@ class Driver(Scripts):
 
     def leased(self, until: float) -> None:
         """The lease now ends at ``until``, by the holder's clock."""
-        self._lease_end = until
+        self._lease_end, self._unrenewed = until, None
         if self.round.facts.settled:
             self._renew_at = NEVER
         else:
             self._renew_at = self._now + self.limits.lease / 3
 
+    def not_renewed(self, error: BaseException) -> None:
+        """A renewal came to nothing. There may be time for another one; if not, this is why."""
+        self._unrenewed = error
+
     def _keep_lease(self) -> None:
         if self._now >= self._lease_end:
             self._lease_end = self._renew_at = NEVER
             self._lapsed = not self.round.facts.settled
-            self.fire(e.LeaseLost(LeaseEnded("the lease on the lock ended before it was renewed")))
+            why = "" if self._unrenewed is None else f": {self._unrenewed}"
+            ended = LeaseEnded(f"the lease on the lock ended before it was renewed{why}")
+            ended.__cause__ = self._unrenewed
+            self.fire(e.LeaseLost(ended))
         elif self._now >= self._renew_at:
             self._renew_at = self._now + self.limits.lease / 3
             if self.round.facts.lock is Lock.held and not self.round.facts.settled:

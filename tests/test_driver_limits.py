@@ -57,9 +57,12 @@ STUCK: dict[State, Fault] = {
 @pytest.mark.parametrize("state", STUCK)
 @pytest.mark.parametrize("kind", ["hang", "raise"])
 def test_a_lease_that_ends_fails_the_round_in_every_state(state: State, kind: Any) -> None:
-    """The transfer is still settled before Released, and nothing is published."""
+    """The transfer is still settled before Released, and nothing is published. Why it ended is said."""
     _, result = run(Fault(Act.renew, kind), STUCK[state], policy=Policy(deadline=40.0, lease=1.0), slack=1.0)
     assert isinstance(result.error, LeaseEnded)
+    cause = result.error.__cause__
+    assert cause is not None
+    assert str(result.error).endswith(f"renewed: {cause}")
     assert (result.failed_in, result.published) == (state.name, "no")
     assert result.path[-2:] == ("Failed", "Released")
 
