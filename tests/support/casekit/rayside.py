@@ -18,6 +18,7 @@ from weightsync import RayEngine, RayReceiver, RoundResult, WeightSync, ray_engi
 
 from .bench import quick
 from .engines import Look, look_at
+from .levels import ours
 from .scripts import ANY, Script
 from .tensors import state
 
@@ -36,10 +37,10 @@ def environment(**variables: str) -> dict[str, Any]:
 class _Actor(RayReceiver):
     """What runs in the process. After a restart it holds ``state(-1)`` again, as another incarnation."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stages: bool) -> None:
         torch.set_num_threads(1)
         self.name = name
-        self._serve(state(-1), stages=True)
+        self._serve(state(-1), stages=stages)
 
     def _serve(self, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool) -> None:
         self.held, self.script = held, Script()
@@ -82,6 +83,17 @@ class _Actor(RayReceiver):
         return os.getpid(), hash("weightsync")
 
     @ray.method(concurrency_group="test")
+    def refused(self) -> int:
+        """How many words and frames it has refused."""
+        assert self.weightsync_receiver is not None
+        return self.weightsync_receiver.refused
+
+    @ray.method(concurrency_group="test")
+    def threads(self) -> list[str]:
+        """The library's threads in its process."""
+        return ours()
+
+    @ray.method(concurrency_group="test")
     def crash(self) -> None:
         """End, as a crash does."""
         os._exit(1)
@@ -94,15 +106,16 @@ class InActor:
         name: its id.
         seed: the hash seed of its process.
         restarts: how often it is started again; -1: always.
+        stages: as for ``receiver_for``, also when it was started anew.
     """
 
-    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1) -> None:
+    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1, stages: bool = True) -> None:
         make = ray_engine(
             num_cpus=0, max_restarts=restarts, max_task_retries=0, concurrency_groups={"test": 2},
             runtime_env=environment(PYTHONHASHSEED=str(seed)),
         )  # fmt: skip
         self.name = name
-        self.actor: Any = make(_Actor).remote(name)
+        self.actor: Any = make(_Actor).remote(name, stages)
         self.link = RayEngine(self.actor, id=name)
 
     def fresh(
