@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint explore mutants clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint explore mutants chaos clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,6 +97,9 @@ explore: $(RUNTIME) ## every misfortune at every step, and a thousand games draw
 
 mutants: $(DEV) ## break every promise on purpose: each must be noticed
 	$(BIN)/python -m pytest -m mutation $(ARGS)
+
+chaos: $(DEV) ## 500 rounds with faults on real processes; ARGS="--rounds N --seconds S --seed K"
+	PYTHONPATH=tests/support $(BIN)/python -m chaoskit $(ARGS)
 
 clean: ## remove what builds and runs left, but not .venv
 	rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -147,6 +147,7 @@ class Bench:
     def run(self, model: object, more: float = 0.0) -> RoundResult:
         """One round, which must end in time. What it did is remembered for the checks."""
         self._steps += 1
+        self.pending = None
         began = time.monotonic()
         self.pending = self.sync.begin(self._steps, model, snapshot=False)
         result = self.pending.wait()

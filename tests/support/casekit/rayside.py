@@ -83,6 +83,11 @@ class _Actor(RayReceiver):
         return os.getpid(), hash("weightsync")
 
     @ray.method(concurrency_group="test")
+    def left(self) -> int:
+        """How much it is armed with that has not gone off."""
+        return self.script.left
+
+    @ray.method(concurrency_group="test")
     def refused(self) -> int:
         """How many words and frames it has refused."""
         assert self.weightsync_receiver is not None

@@ -1,0 +1,141 @@
+"""The trainer of a run, in a process of its own: a ``Bench``, whose rounds meet with what was drawn."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from casekit.bench import Bench, quick
+from casekit.levels import eventually
+from casekit.rayside import InActor, environment
+from casekit.scripts import ANY, Injected, Raise, Sleep
+from casekit.tensors import state
+from casekit.wrapped import Steps, Tripwire
+from weightsync.handlers.ledger import FileLedger
+from weightsync.handlers.log import StateLog
+from weightsync.joining import transport_for
+
+from .deeds import Die, Freeze, freeze, keeper_of
+from .faults import Fault
+from .witness import Witness
+
+__all__ = ["LEASE", "POLICY", "Trainer", "trainer"]
+
+LEASE = 2.0
+POLICY = quick(deadline=6.0, lease=LEASE)
+_RESTART = 8.0
+"""Seconds for Ray to start another keeper, on a machine that is busy."""
+
+
+class Trainer:
+    """What runs in the process."""
+
+    def become(self, engines: list[InActor], lock: tuple[Any, ...], folder: Path, log: Path) -> int:
+        """Be the trainer of these engines, after the one that died. The process id."""
+        self._engines, self._lock = engines, Witness(*lock)
+        self._wire, self._hook = Tripwire(transport_for("collective")), Steps()
+        self._fired: list[Fault] = []
+        self._bench = Bench(
+            engines, self._wire, policy=POLICY, handlers=[self._hook, StateLog(log)], lock=self._lock,
+            rival=Witness(*lock), ledger=FileLedger(folder / "ledger.json"),
+        )  # fmt: skip
+        return os.getpid()
+
+    def good(self, number: int) -> int:
+        """A round in which nothing goes wrong; its version. The engines are asked first who they are."""
+        self._wire.disarm()
+        self._hook.disarm()
+        self._bench.sync.servable()
+        return self._bench.works(state(number)).version
+
+    def bad(self, number: int, faults: list[Fault]) -> tuple[str, list[Fault]]:
+        """A round in which these go wrong; what became of it, and which of them happened."""
+        self._fired.clear()
+        lives = {engine.name: engine.look().incarnation for engine in self._engines}
+        for fault in faults:
+            self._arm(fault)
+        keeper = [fault for fault in faults if fault.kind.startswith("keeper")]
+        kills = any(fault.kind == "keeper-kill" for fault in keeper)
+        stopped = sum(fault.seconds for fault in faults if fault.kind in ("trainer-stop", "keeper-stop"))
+        late = stopped + (LEASE * 7 / 3 if keeper else 0.0) + (_RESTART if kills else 0.0)
+        result = self._bench.endures(state(number), more=late, free=1.5 + late)
+        for fault in faults:
+            if fault.kind.startswith("engine") and self._went_off(fault, lives):
+                self._fired.append(fault)
+        self._blames(result.culprit, faults)
+        how = "worked" if result.ok else f"failed in {result.failed_in}: {type(result.error).__name__}"
+        who = f" by {result.culprit}" if result.culprit else ""
+        return f"{'>'.join(name[:2] for name in result.path)} {how}{who}", list(self._fired)
+
+    def end(self) -> None:
+        """Give everything back; fails if something is left."""
+        self._bench.__exit__(None, None)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _blames(self, culprit: str | None, faults: list[Fault]) -> None:
+        """Whoever is blamed by name was hit: nobody else."""
+        hit = {self._engines[fault.engine].name for fault in faults if fault.engine >= 0}
+        others = [fault for fault in faults if fault.engine < 0]
+        assert culprit is None or others or culprit in hit, f"{culprit} is blamed, but {hit} was hit"
+
+    def _went_off(self, fault: Fault, lives: dict[str, str]) -> bool:
+        engine = self._engines[fault.engine]
+        return engine.look().incarnation != lives[engine.name] or engine.ask("left") == 0
+
+    def _arm(self, fault: Fault) -> None:
+        if fault.kind.startswith("engine"):
+            deeds: dict[str, Callable[[], None]] = {
+                "engine-kill": Die(),
+                "engine-stop": Freeze(fault.seconds),
+                "engine-slow": Sleep(fault.seconds),
+                "engine-raise": Raise(Injected(str(fault))),
+            }
+            bucket = fault.bucket if fault.point in ("frame", "apply", "applied") else ANY
+            self._engines[fault.engine].arm(fault.point, deeds[fault.kind], bucket)
+            return
+        deed = self._deed(fault)
+
+        def go_off() -> None:
+            self._fired.append(fault)
+            deed()
+
+        if fault.point in ("prepare", "clean"):
+            self._hook.arm(fault.point, go_off)
+        else:
+            self._wire.arm(fault.point.removeprefix("transport "), go_off, skip=fault.bucket)
+
+    def _deed(self, fault: Fault) -> Callable[[], None]:
+        keeper = keeper_of(self._lock.name)
+        deeds: dict[str, Callable[[], None]] = {
+            "trainer-kill": Die(),
+            "trainer-stop": Freeze(fault.seconds),
+            "trainer-raise": Raise(Injected(str(fault))),
+            "cancel": self._cancel,
+            "line-cut": lambda: self._cut(fault.engine),
+            "keeper-kill": lambda: os.kill(keeper, signal.SIGKILL),
+            "keeper-stop": lambda: freeze(keeper, fault.seconds),
+        }
+        return deeds[fault.kind]
+
+    def _cancel(self) -> None:
+        assert eventually(lambda: self._bench.pending)
+        assert self._bench.pending is not None
+        self._bench.pending.cancel()
+
+    def _cut(self, engine: int) -> None:
+        """As if the host had closed the socket."""
+        line = self._lock._line if engine < 0 else self._engines[engine].link._line
+        if line is not None:
+            line._shut()
+
+
+def trainer() -> Any:
+    """Such a process, as a Ray actor that is not started again. It is no trainer before it has become one."""
+    made: Any = ray.remote(Trainer)
+    return made.options(num_cpus=0, runtime_env=environment()).remote()
