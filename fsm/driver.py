@@ -150,8 +150,10 @@ class Driver(Scripts):
         """Do what is due."""
         self._now = now
         if not self.over:
-            self._expire_calls()
+            # First: whoever was frozen for longer than his lease cannot say who else was silent meanwhile.
             self._keep_lease()
+        if not self.over:
+            self._expire_calls()
         if not self.over and now >= self._silence_end():
             self._lose_the_silent()
         if not self.over and now >= self._phase_end():

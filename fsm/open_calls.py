@@ -147,11 +147,15 @@ class OpenCalls(ABC):
     def _lose_the_silent(self) -> None:
         state, silence = self.round.state, self._now - self._moved
         what = "gave no receipt" if state is State.Awaiting else "took no bucket"
-        for engine in sorted(self._silent_ones()):
+        silent = sorted(self._silent_ones())
+        for engine in silent:
             if self.round.state is state:
-                self.fire(
-                    e.EngineLost(engine, EngineSilent(f"engine {engine.id} {what} for {silence:.3g} s"))
-                )
+                # One of them may hold up the others, and nobody here can tell which: the line names all.
+                others = ", ".join(each.id for each in silent if each != engine)
+                why = f"engine {engine.id} {what} for {silence:.3g} s"
+                if others:
+                    why += f", nor did {others}"
+                self.fire(e.EngineLost(engine, EngineSilent(why)))
 
     # -- clocks ---------------------------------------------------------------------------------------------
 

@@ -162,6 +162,29 @@ def test_a_renewal_that_is_answered_after_the_end_of_the_work_arms_nothing() -> 
     assert "renew()" not in desk.wait(0.3)
 
 
+def test_who_was_frozen_for_longer_than_his_lease_blames_nobody() -> None:
+    """The trainer wakes, and its lease and its patience with an engine are over: it is not the engine's fault."""
+    desk = Desk(policy=Policy(deadline=12.0, idle=4.0, engine_limit=2.5, lease=2.0))
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.wait(3.0)
+    assert desk.state is State.Failed
+    cause = desk.round.facts.cause
+    assert cause is not None
+    assert isinstance(cause.error, LeaseEnded)
+
+
+def test_of_several_that_are_silent_each_is_named() -> None:
+    """One of them may hold up the others: the first is lost, and the line tells of all."""
+    desk = Desk(engines=3, policy=Policy(deadline=12.0, engine_limit=1.0, lease=20.0))
+    desk.awaiting()
+    desk.told(e.EngineAcked(desk.members[1], (desk.receipt(desk.members[1]),)), State.Awaiting)
+    desk.wait(1.1)
+    cause = desk.round.facts.cause
+    assert cause is not None
+    assert str(cause.error) == "engine e0 gave no receipt for 1.1 s, nor did e2"
+
+
 # -- clocks -----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,14 +52,14 @@ class Witness(RayLock):
 
     def release(self, ticket: Ticket, epoch: int | None) -> Closed:
         """Give the lock back."""
-        self._gives_back(epoch)
+        self._gives_back(ticket, epoch)
         return super().release(ticket, epoch)
 
     def begin(self, word: str, ticket: Ticket, *args: float) -> Future[Any] | None:
         """The same words, asked without waiting."""
         asked = time.monotonic()
         if word == "release":
-            self._gives_back(int(args[0]))
+            self._gives_back(ticket, int(args[0]))
         answer = super().begin(word, ticket, *args)
         if answer is not None:
             answer.add_done_callback(lambda told: told.exception() or self._noted(told.result(), asked))
@@ -68,46 +67,50 @@ class Witness(RayLock):
 
     def _noted(self, answer: Told, asked: float) -> Told:
         if isinstance(answer, Granted | Renewed):
-            self._write(answer.epoch, answer.ticket.owner, time.monotonic(), answer.end(asked))
+            self._write(answer.epoch, answer.ticket, time.monotonic(), answer.end(asked))
         return answer
 
-    def _gives_back(self, epoch: int | None) -> None:
+    def _gives_back(self, ticket: Ticket, epoch: int | None) -> None:
         if epoch is not None:
-            self._write(epoch, "", time.monotonic(), None)
+            self._write(epoch, ticket, time.monotonic(), None)
 
-    def _write(self, *line: object) -> None:
+    def _write(self, epoch: int, ticket: Ticket, now: float, end: float | None) -> None:
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([os.getpid(), *line]) + "\n")
+            file.write(json.dumps([epoch, ticket.id, ticket.owner, now, end]) + "\n")
 
 
 @dataclass
 class Grant:
-    """One grant, as its holder saw it: it held the lock from ``start``, and no longer than to ``end``."""
+    """One grant, as its holder saw it: from ``start``, and no longer than to ``end``, or ``given`` back."""
 
     epoch: int
     owner: str
     start: float
     end: float
+    given: float | None = None
 
 
 def grants(file: Path) -> list[Grant]:
-    """All grants in the order of their epochs. No two holders may have held the lock at once."""
-    found: dict[int, Grant] = {}
-    given: dict[int, float] = {}
+    """All grants, in the order in which they were given.
+
+    No two holders may have held the lock at once, and each has a higher epoch than the one before.
+    """
+    found: dict[tuple[int, str], Grant] = {}
     for text in file.read_text(encoding="utf-8").splitlines():
-        _, epoch, owner, now, end = json.loads(text)
+        epoch, ticket, owner, now, end = json.loads(text)
+        grant = found.get((epoch, ticket))
         if end is None:
-            given.setdefault(epoch, now)
-        elif epoch in found:
-            found[epoch].end = max(found[epoch].end, end)
+            if grant is not None and grant.given is None:
+                grant.given = now
+        elif grant is None:
+            found[epoch, ticket] = Grant(epoch, owner, now, end)
         else:
-            found[epoch] = Grant(epoch, owner, now, end)
-    for epoch, now in given.items():
-        if epoch in found:
-            found[epoch].end = min(found[epoch].end, now)
-    ordered = [found[epoch] for epoch in sorted(found)]
+            grant.end = max(grant.end, end)
+    ordered = sorted(found.values(), key=lambda grant: grant.start)
     for one, other in itertools.pairwise(ordered):
-        assert one.end <= other.start + SLACK, f"two owners at once: {one} and {other}"
+        until = one.end if one.given is None else min(one.end, one.given)
+        assert until <= other.start + SLACK, f"two owners at once: {one} and {other}"
+        assert one.epoch < other.epoch, f"an epoch that does not grow: {one} and {other}"
     return ordered
 
 

@@ -1,0 +1,121 @@
+"""Faults to bring back into the lock, and into what fences its former owners: ``pytest -p chaosmutants``.
+
+Which one is said by the environment variable ``CHAOSKIT_MUTANT``. Engines, trainers and keepers are processes
+of their own: ``tests/conftest.py`` lets each of them import this module, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weightsync.fsm.engine import EngineMachine
+from weightsync.fsm.errors import IllegalEvent, StaleSession
+from weightsync.fsm.lock import LockBook
+from weightsync.handlers import lock_actor
+from weightsync.handlers.lock import Refusals
+from weightsync.handlers.silence import Silence
+
+__all__ = ["MUTANTS", "install"]
+
+Changed: Any = setattr
+"""A method is replaced by a function of another shape, which is the point."""
+
+
+def epoch_not_checked() -> None:
+    """An engine takes every session for its own: late words of an older one are carried out."""
+    fire = EngineMachine.fire
+
+    def trusting(self: EngineMachine, event: Any) -> Any:
+        try:
+            return fire(self, event)
+        except (IllegalEvent, StaleSession):
+            return self.state
+
+    Changed(EngineMachine, "fire", trusting)
+
+
+def granted_before_its_time() -> None:
+    """A keeper that was started again does not let the forgotten holder's lease run out."""
+    restore = LockBook.restore
+
+    def hasty(epoch: int, *, lease: float, not_before: float = 0.0) -> LockBook:
+        return restore(epoch, lease=lease)
+
+    Changed(LockBook, "restore", staticmethod(hasty))
+
+
+def stale_release_accepted() -> None:
+    """Whoever gives the lock back, has it taken from whoever holds it."""
+    release = LockBook.release
+
+    def obliging(self: LockBook, ticket_id: str, epoch: int | None, now: float) -> Any:
+        book, notices = release(self, ticket_id, epoch, now)
+        return replace(book, holder=None) if epoch is not None else book, notices
+
+    Changed(LockBook, "release", obliging)
+
+
+def lease_never_ends() -> None:
+    """A dead owner keeps the lock."""
+    expire = LockBook.expire
+
+    def patient(self: LockBook, now: float) -> Any:
+        holder = self.holder
+        kept = self if holder is None else replace(self, holder=replace(holder, until=now + 1.0))
+        return expire(kept, now)
+
+    Changed(LockBook, "expire", patient)
+
+
+def epochs_begin_anew() -> None:
+    """A keeper that was started again knows nothing of earlier epochs."""
+    Changed(lock_actor, "clock_epoch", lambda: 0)
+
+
+def last_come_first_served() -> None:
+    """The queue is a stack."""
+    grant = LockBook._grant
+
+    def unfair(self: LockBook, now: float) -> Any:
+        book, notices = grant(replace(self, queue=self.queue[-1:] + self.queue[:-1]), now)
+        return (book, notices) if notices else (self, notices)
+
+    Changed(LockBook, "_grant", unfair)
+
+
+def silence_never_ends() -> None:
+    """An engine waits for its trainer for ever."""
+    Changed(Silence, "_count_anew", lambda self: None)
+
+
+def refusals_not_counted() -> None:
+    """What a keeper refuses is nobody's business."""
+    Changed(Refusals, "_refused", lambda self, why: None)
+
+
+MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
+    "epoch_not_checked": (epoch_not_checked, "test_an_owner_is_frozen and Awaiting"),
+    "granted_before_its_time": (granted_before_its_time, "test_in_each_state and Locked"),
+    "stale_release_accepted": (stale_release_accepted, "test_an_owner_is_frozen and Awaiting"),
+    "lease_never_ends": (lease_never_ends, "test_an_owner_is_killed and Awaiting"),
+    "epochs_begin_anew": (epochs_begin_anew, "test_in_each_state and Broadcasting"),
+    "last_come_first_served": (last_come_first_served, "test_trainers_with_one_lock"),
+    "silence_never_ends": (silence_never_ends, "test_an_owner_is_killed and Awaiting"),
+    "refusals_not_counted": (refusals_not_counted, "test_an_owner_is_frozen and Awaiting"),
+}
+"""By name: the change, and which tests of ``test_chaos_lock.py`` must notice it."""
+
+
+def install() -> None:
+    """Bring the fault back that is asked for, in this process; once."""
+    wanted = os.environ.get("CHAOSKIT_MUTANT")
+    if wanted and not _installed:
+        _installed.append(wanted)
+        MUTANTS[wanted][0]()
+
+
+_installed: list[str] = []
+install()
