@@ -163,7 +163,7 @@ def test_a_renewal_that_is_answered_after_the_end_of_the_work_arms_nothing() -> 
 
 
 def test_who_was_frozen_for_longer_than_his_lease_blames_nobody() -> None:
-    """The trainer wakes, and its lease and its patience with an engine are over: it is not the engine's fault."""
+    """It wakes, and its lease and its patience with an engine are both over: no engine is to blame."""
     desk = Desk(policy=Policy(deadline=12.0, idle=4.0, engine_limit=2.5, lease=2.0))
     desk.locked()
     desk.done("plan()", Desk.plan)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from weightsync.fsm.calls import Act
+from weightsync.fsm.driver import Driver
 from weightsync.fsm.engine import EngineMachine
 from weightsync.fsm.errors import IllegalEvent, StaleSession
 from weightsync.fsm.lock import LockBook
@@ -96,17 +98,31 @@ def refusals_not_counted() -> None:
     Changed(Refusals, "_refused", lambda self, why: None)
 
 
+def engines_not_told_to_abort() -> None:
+    """A round that failed leaves whoever it had paused alone."""
+    each = Driver._each
+
+    def silent(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
+        if act is not Act.abort:
+            each(self, act, engines, limit)
+
+    Changed(Driver, "_each", silent)
+
+
+_KILLED, _FROZEN, _KEEPER = "test_an_owner_is_killed", "test_an_owner_is_frozen", "test_in_each_state"
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
-    "epoch_not_checked": (epoch_not_checked, "test_an_owner_is_frozen and Awaiting"),
-    "granted_before_its_time": (granted_before_its_time, "test_in_each_state and Locked"),
-    "stale_release_accepted": (stale_release_accepted, "test_an_owner_is_frozen and Awaiting"),
-    "lease_never_ends": (lease_never_ends, "test_an_owner_is_killed and Awaiting"),
-    "epochs_begin_anew": (epochs_begin_anew, "test_in_each_state and Broadcasting"),
-    "last_come_first_served": (last_come_first_served, "test_trainers_with_one_lock"),
-    "silence_never_ends": (silence_never_ends, "test_an_owner_is_killed and Awaiting"),
-    "refusals_not_counted": (refusals_not_counted, "test_an_owner_is_frozen and Awaiting"),
+    "epoch_not_checked": (epoch_not_checked, f"lock.py -k {_FROZEN}[Awaiting]"),
+    "granted_before_its_time": (granted_before_its_time, f"lock.py -k {_KEEPER}[Locked]"),
+    "stale_release_accepted": (stale_release_accepted, f"lock.py -k {_FROZEN}[Awaiting]"),
+    "lease_never_ends": (lease_never_ends, f"lock.py -k {_KILLED}[Locked]"),
+    "epochs_begin_anew": (epochs_begin_anew, f"lock.py -k {_KEEPER}[Broadcasting]"),
+    "last_come_first_served": (last_come_first_served, "lock.py -k test_trainers_with_one_lock"),
+    "silence_never_ends": (silence_never_ends, f"lock.py -k {_KILLED}[Awaiting]"),
+    "refusals_not_counted": (refusals_not_counted, f"lock.py -k {_FROZEN}[Locked]"),
+    "engines_not_told_to_abort": (engines_not_told_to_abort, ".py -k test_every_round"),
+    "lease_never_ends_in_chaos": (lease_never_ends, ".py -k test_every_round"),
 }
-"""By name: the change, and which tests of ``test_chaos_lock.py`` must notice it."""
+"""By name: the change, and which tests of ``test_chaos*`` must notice it."""
 
 
 def install() -> None:

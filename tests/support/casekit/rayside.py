@@ -119,7 +119,7 @@ class InActor:
             num_cpus=0, max_restarts=restarts, max_task_retries=0, concurrency_groups={"test": 2},
             runtime_env=environment(PYTHONHASHSEED=str(seed)),
         )  # fmt: skip
-        self.name = name
+        self.name, self.stages = name, stages
         self.actor: Any = make(_Actor).remote(name, stages)
         self.link = RayEngine(self.actor, id=name)
 
@@ -127,6 +127,7 @@ class InActor:
         self, held: torch.nn.Module | Mapping[str, Tensor] | None = None, *, stages: bool = True
     ) -> InActor:
         """The same process as a new engine, with these weights."""
+        self.stages = stages
         self.ask("serve", state(-1) if held is None else held, stages)
         self.link = RayEngine(self.actor, id=self.name)
         return self

@@ -16,6 +16,8 @@ from casekit.rayside import InActor, environment
 from casekit.scripts import ANY, Injected, Raise, Sleep
 from casekit.tensors import state
 from casekit.wrapped import Steps, Tripwire
+from weightsync.fsm.results import RoundResult
+from weightsync.fsm.states import Disposition
 from weightsync.handlers.ledger import FileLedger
 from weightsync.handlers.log import StateLog
 from weightsync.joining import transport_for
@@ -68,6 +70,7 @@ class Trainer:
             if fault.kind.startswith("engine") and self._went_off(fault, lives):
                 self._fired.append(fault)
         self._blames(result.culprit, faults)
+        self._spares(result, faults)
         how = "worked" if result.ok else f"failed in {result.failed_in}: {type(result.error).__name__}"
         who = f" by {result.culprit}" if result.culprit else ""
         return f"{'>'.join(name[:2] for name in result.path)} {how}{who}", list(self._fired)
@@ -83,6 +86,16 @@ class Trainer:
         hit = {self._engines[fault.engine].name for fault in faults if fault.engine >= 0}
         others = [fault for fault in faults if fault.engine < 0]
         assert culprit is None or others or culprit in hit, f"{culprit} is blamed, but {hit} was hit"
+
+    def _spares(self, result: RoundResult, faults: list[Fault]) -> None:
+        """What goes wrong in the trainer alone costs no engine that stages its place."""
+        if all(fault.kind in ("cancel", "trainer-raise") for fault in faults):
+            lost = [
+                row.engine
+                for row, engine in zip(result.engines, self._engines, strict=True)
+                if engine.stages and row.disposition is Disposition.quarantined
+            ]
+            assert not lost, f"nothing happened to {lost}, and they are quarantined: {result.summary()}"
 
     def _went_off(self, fault: Fault, lives: dict[str, str]) -> bool:
         engine = self._engines[fault.engine]
