@@ -24,7 +24,10 @@ def freeze(process: int, seconds: float | None = None) -> None:
     if seconds is not None:
         waker = f"(sleep {seconds:.3f}; kill -CONT {process}) >/dev/null 2>&1 </dev/null &"
         subprocess.run(["/bin/sh", "-c", waker], check=True)
-    os.kill(process, signal.SIGSTOP)
+    if process == os.getpid():  # this very thread, or it would go on for a moment, long enough to answer
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    else:
+        os.kill(process, signal.SIGSTOP)
 
 
 def thaw(process: int) -> None:
