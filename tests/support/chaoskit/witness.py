@@ -91,9 +91,10 @@ class Grant:
 
 
 def grants(file: Path) -> list[Grant]:
-    """All grants, in the order in which they were given.
+    """All grants that their holders could make use of, in their order.
 
-    No two holders may have held the lock at once, and each has a higher epoch than the one before.
+    No two holders may have held the lock at once, and each has a higher epoch than the one before. A holder
+    that was frozen may hear of its grant when that is over, by its own clock; then it has held nothing.
     """
     found: dict[tuple[int, str], Grant] = {}
     for text in file.read_text(encoding="utf-8").splitlines():
@@ -106,7 +107,8 @@ def grants(file: Path) -> list[Grant]:
             found[epoch, ticket] = Grant(epoch, owner, now, end)
         else:
             grant.end = max(grant.end, end)
-    ordered = sorted(found.values(), key=lambda grant: grant.start)
+    assert len({grant.epoch for grant in found.values()}) == len(found), f"an epoch for two: {found}"
+    ordered = sorted((each for each in found.values() if each.start < each.end), key=lambda each: each.start)
     for one, other in itertools.pairwise(ordered):
         until = one.end if one.given is None else min(one.end, one.given)
         assert until <= other.start + SLACK, f"two owners at once: {one} and {other}"
