@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from weightsync.books import EngineBooks
+from weightsync.conductor import Conductor
 from weightsync.fsm import answers, reducer
 from weightsync.fsm import round as round_module
 from weightsync.fsm.calls import Act
@@ -23,7 +24,6 @@ from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, EngineState, Outcome, State
 from weightsync.handlers.observers import Observers
 from weightsync.handlers.ports import RoundPort
-from weightsync.sync import WeightSync
 from weightsync.testing.desk import Desk
 from weightsync.testing.fakes import FakeWeights
 from weightsync.testing.promises import broken
@@ -267,7 +267,7 @@ def answer_whoever_calls(patch: Patch) -> None:
 def number_every_round(patch: Patch) -> None:
     """Each round takes the next number, whatever became of the last one."""
     numbers = itertools.count()
-    patch.setattr(WeightSync, "_version_of", lambda self, *_: next(numbers))
+    patch.setattr(Conductor, "_version_of", lambda self, *_: next(numbers))
 
 
 def leave_out_the_abort(patch: Patch) -> None:
