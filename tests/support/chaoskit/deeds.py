@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,11 @@ class Hold:
         end = threading.Event()
         eventually(lambda: (self.folder / "go").exists() or end.wait(0.01), PATIENCE)
 
-    def reached(self) -> None:
-        """Wait until somebody is there."""
-        assert eventually((self.folder / "reached").exists, PATIENCE), "nobody came to the point"
+    def reached(self, over: Callable[[], str] = str) -> None:
+        """Wait until somebody is there, or until it is ``over``, which says how."""
+        there = self.folder / "reached"
+        assert eventually(lambda: there.exists() or bool(over()), PATIENCE), "nobody came to the point"
+        assert there.exists(), f"it was over before the point was reached: {over()}"
 
     def let_go(self) -> None:
         """Whoever is there goes on."""
