@@ -16,10 +16,13 @@ from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
+from weightsync.fsm.policy import Policy
 from weightsync.handlers import reception
 from weightsync.handlers.observers import Observers
 from weightsync.handlers.sink import StagingSink
 from weightsync.transports import memory, packing, sources, weights
+from weightsync.transports.collective_round import CollectiveRound
+from weightsync.transports.gloo import Group
 
 __all__ = ["MUTANTS"]
 
@@ -154,6 +157,32 @@ def cancellation_not_waited_for() -> None:
     Changed(sync.Pending, "_awaited", hasty)
 
 
+def silence_is_endured() -> None:
+    """An engine may be silent for as long as anything."""
+    limits = Policy.limits
+    Changed(Policy, "limits", lambda self: replace(limits(self), engine=limits(self).forward))
+
+
+def who_left_is_only_late() -> None:
+    """At the end of a phase, nobody asks who has left meanwhile."""
+    lose = CollectiveRound._lose_who_left
+
+    def patient(self: CollectiveRound, port: Any, grace: float = 0.0) -> float:
+        return lose(self, port, grace) if grace else 0.0
+
+    Changed(CollectiveRound, "_lose_who_left", patient)
+
+
+def groups_left_open() -> None:
+    """A group is only forgotten about, by a list that keeps it."""
+    kept: list[Group] = []
+
+    def keep(self: Group) -> None:
+        kept.append(self)
+
+    Changed(Group, "close", keep)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "buffer_used_again_at_once": (buffer_used_again_at_once, "engines.py::TestB05 -k slowest"),
     "request_taken_for_an_answer": (request_taken_for_an_answer, "engines.py::TestB05 -k took_the_request"),
@@ -170,6 +199,9 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "ties_forgotten": (ties_forgotten, "tensors.py::TestB31 -k memory"),
     "cancellation_swallowed": (cancellation_swallowed, "async.py::TestB39 -k around_a_round"),
     "cancellation_not_waited_for": (cancellation_not_waited_for, "async.py::TestB39 -k cancelled_task"),
+    "silence_is_endured": (silence_is_endured, "waits.py::TestB09 -k begin"),
+    "who_left_is_only_late": (who_left_is_only_late, "waits.py::TestB08 -k b08_a"),
+    "groups_left_open": (groups_left_open, "leaks.py::TestB34 -k collective"),
 }
 """By name: the change, and which tests of ``test_cases_*`` must notice it."""
 
