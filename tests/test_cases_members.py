@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import ray
 from casekit.bench import SENDING, Bench, quick
 from casekit.levels import eventually
 from casekit.rayside import InActor, TrainerProcess, environment
-from casekit.scripts import Kill, Sleep
+from casekit.scripts import ANY, Kill, Sleep
 from casekit.tensors import same, state
 from weightsync import RayLock
-from weightsync.fsm.errors import EngineGone
+from weightsync.fsm.errors import EngineGone, EngineSilent
 from weightsync.fsm.states import EngineState
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(120)]
@@ -42,6 +43,63 @@ def mortal(ray_cluster: None) -> Iterator[InActor]:
     ray.kill(engine.actor)
 
 
+def fails_without_a_trace(bench: Bench, mortal: InActor, *, phase: Any, frames: int | None) -> None:
+    """One round that the death of ``mortal`` ends, seen from outside; the others serve the old bits."""
+    others = [engine for name, engine in bench.engines.items() if name != mortal.name]
+    for engine in others:
+        engine.disarm()
+    result = bench.run(state(9))
+    assert isinstance(result.error, EngineGone), result.summary()
+    assert result.culprit == mortal.name
+    assert result.failed_in in (phase if isinstance(phase, tuple) else (phase,))
+    assert result.path[-2:] == ("Failed", "Released")
+    bench.lock_is_free()
+    if frames is not None:
+        assert [engine.count("frame") for engine in others] == [frames] * len(others)
+    for engine in others:
+        look = engine.look()
+        assert (look.state, look.paused, look.in_session) == (EngineState.Serving, False, False)
+        assert same(look.tensors, state(1))
+    assert set(bench.sync.servable()) == {engine.name for engine in others}
+
+
+def the_survivors_go_on(bench: Bench, survivors: list[InActor]) -> None:
+    """Without the dead one, whose name is free again."""
+    bench.sync.remove_engine("mortal")
+    del bench.engines["mortal"]
+    bench._level = None  # one link less is open from now on
+    assert {row.engine for row in bench.works().engines} == {engine.name for engine in survivors}
+    bench.works()
+
+
+class TestB08:
+    """A receive without a limit: MoonshotAI/checkpoint-engine#38, #43, Tencent-Hunyuan/UniRL#337, #338."""
+
+    def test_b08_c_killed_between_a_bucket_and_its_answer(
+        self, survivors: list[InActor], mortal: InActor
+    ) -> None:
+        """It has bucket 0, and will never say so: that is noticed at once, and who it was."""
+        engines = [*(engine.fresh() for engine in survivors), mortal]
+        with Bench(engines, "collective", policy=quick()) as bench:
+            bench.works()
+            mortal.arm("applied", Kill(), 0)
+            fails_without_a_trace(bench, mortal, phase=SENDING, frames=None)
+            the_survivors_go_on(bench, survivors)
+
+    def test_b08_d_it_comes_back_when_the_next_round_runs(self, survivors: list[InActor]) -> None:
+        """It slept over bucket 0 for longer than its limit: what it then has to say is not for that round."""
+        engines = [engine.fresh() for engine in survivors]
+        with Bench(engines, "collective", policy=quick()) as bench:
+            bench.works()
+            engines[1].arm("applied", Sleep(3.5), 0)
+            began = time.monotonic()
+            bench.fails(EngineSilent, engine="s1", phase=SENDING, bucket=ANY)
+            assert time.monotonic() - began < 3.5, "it was waited for"
+            result = bench.works()
+            receipts = [receipt for row in result.engines for receipt in row.receipts]
+            assert [receipt.epoch for receipt in receipts] == [result.epoch] * 2
+
+
 class TestB11:
     """An engine is killed, and a group needs every member: NVIDIA-NeMo/RL#3472, #3591."""
 
@@ -51,8 +109,8 @@ class TestB11:
         with Bench(engines, "collective", policy=POLICY) as bench:
             bench.works()
             os.kill(mortal.process()[0], signal.SIGKILL)
-            self.fails_without_a_trace(bench, mortal, phase="Locked", frames=0)
-            self.the_survivors_go_on(bench, survivors)
+            fails_without_a_trace(bench, mortal, phase="Locked", frames=0)
+            the_survivors_go_on(bench, survivors)
 
     def test_b11_b_in_a_bucket(self, survivors: list[InActor], mortal: InActor) -> None:
         """The round fails within its deadline and names it; the trainer and the others live on."""
@@ -60,37 +118,8 @@ class TestB11:
         with Bench(engines, "collective", policy=POLICY) as bench:
             bench.works()
             mortal.arm("apply", Kill(), 1)
-            self.fails_without_a_trace(bench, mortal, phase=SENDING, frames=None)
-            self.the_survivors_go_on(bench, survivors)
-
-    @staticmethod
-    def fails_without_a_trace(bench: Bench, mortal: InActor, *, phase: Any, frames: int | None) -> None:
-        """One round that the death of ``mortal`` ends, seen from outside; the others serve the old bits."""
-        others = [engine for name, engine in bench.engines.items() if name != mortal.name]
-        for engine in others:
-            engine.disarm()
-        result = bench.run(state(9))
-        assert isinstance(result.error, EngineGone), result.summary()
-        assert result.culprit == mortal.name
-        assert result.failed_in in (phase if isinstance(phase, tuple) else (phase,))
-        assert result.path[-2:] == ("Failed", "Released")
-        bench.lock_is_free()
-        if frames is not None:
-            assert [engine.count("frame") for engine in others] == [frames] * len(others)
-        for engine in others:
-            look = engine.look()
-            assert (look.state, look.paused, look.in_session) == (EngineState.Serving, False, False)
-            assert same(look.tensors, state(1))
-        assert set(bench.sync.servable()) == {engine.name for engine in others}
-
-    @staticmethod
-    def the_survivors_go_on(bench: Bench, survivors: list[InActor]) -> None:
-        """Without the dead one, whose name is free again."""
-        bench.sync.remove_engine("mortal")
-        del bench.engines["mortal"]
-        bench._level = None  # one link less is open from now on
-        assert {row.engine for row in bench.works().engines} == {engine.name for engine in survivors}
-        bench.works()
+            fails_without_a_trace(bench, mortal, phase=SENDING, frames=None)
+            the_survivors_go_on(bench, survivors)
 
 
 class Succession:

@@ -16,9 +16,10 @@ import pytest
 import ray
 
 from casekit.bench import Bench, quick
+from casekit.engines import Look
 from casekit.levels import eventually
 from casekit.rayside import InActor
-from casekit.tensors import same
+from casekit.tensors import NAMES, same, state
 from chaoskit.deeds import Hold, freeze, frozen, keeper_of, thaw
 from chaoskit.owner import STATES, owner
 from chaoskit.witness import Witness, grants, paths
@@ -89,6 +90,10 @@ class Place:
             point = "applied" if where == "Broadcasting" else "acked"
             assert eventually(lambda: all(each.count(point) for each in engines), PATIENCE)
         return running
+
+    def looks(self) -> list[Look]:
+        """What the engines are now."""
+        return [engine.look() for engine in self.engines]
 
     def leave_the_pause(self, published: bool, limit: float) -> None:
         """Each engine does so by itself, and is what the table makes of it."""
@@ -238,6 +243,42 @@ def test_an_owner_is_frozen(where: str, place: Place, sleeper: Any) -> None:
     finally:
         thaw(process)
     grants(place.file)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_b09_b_a_trainer_stops_before_the_first_bucket(
+    how: signal.Signals, place: Place, spares: list[Any]
+) -> None:
+    """PrimeIntellect-ai/prime-rl#2230, #3016: the engines have paused for it, and no bucket ever comes.
+
+    Each leaves the pause by its own limit, with the weights it had; what loads in place is whole as well.
+    """
+    doomed = spares[0] if how is signal.SIGSTOP else spares.pop()
+    process = place.become(doomed, "doomed", place.engines)
+    assert ask(doomed.round.remote(1))["ok"]
+    ask(doomed.arm.remote("before the first bucket", place.hold))
+    running = doomed.round.remote(2)
+    place.hold.reached()
+    assert [(look.paused, look.version) for look in place.looks()] == [(True, 0)] * 2
+    os.kill(process, how)
+    try:
+        assert eventually(lambda: not any(look.in_session for look in place.looks()), 4.0 + SLACK)
+        for look in place.looks():
+            assert (look.state, look.paused, look.version) == (EngineState.Serving, False, 0)
+            assert same(look.tensors, state(1))
+        assert [engine.count("frame") for engine in place.engines] == [len(NAMES)] * 2, "a bucket was sent"
+    finally:
+        place.hold.let_go()
+        if how is signal.SIGSTOP:
+            thaw(process)
+    if how is signal.SIGKILL:
+        spares.append(owner())
+        with pytest.raises(ray.exceptions.RayActorError):
+            ask(running)
+    else:
+        assert not ask(running)["ok"], "it went on as if nothing had been"
+    with place.bench() as bench:
+        bench.works()
 
 
 class TestAKeeperThatDies:

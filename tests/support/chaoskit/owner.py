@@ -63,6 +63,7 @@ class Owner:
             "Broadcasting": lambda: self.wire.arm("bucket_sent", action, skip=1),
             "Awaiting": lambda: self.wire.arm("collect", action),
             "Cleaning": lambda: self.hook.arm("clean", action),
+            "before the first bucket": lambda: self.wire.arm("broadcast", action),
             "Failed": lambda: self.hook.arm("undo", action),
         }
         places[where]()
