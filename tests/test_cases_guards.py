@@ -43,7 +43,7 @@ def faults() -> Iterator[list[Fault]]:
     for act in Act:
         for kind in ("raise", "hang", "die"):
             if act is not Act.release and not (act in LOCK_ACTS and kind == "die"):
-                yield [Fault(act, kind, "e0" if act in one else None)]  # type: ignore[arg-type]
+                yield [Fault(act, kind, "e0" if act in one else None)]
     for act in (Act.abort, Act.undo, Act.transport_abort):
         yield [Fault(Act.commit, "raise", "e0"), Fault(act, "raise", "e0" if act is Act.abort else None)]
     for act in (Act.publish, Act.ask):
