@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core bench-lint explore mutants chaos clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint explore mutants chaos clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ demo: $(RUNTIME) ## install, then watch a small policy learn while its weights a
 
 diagrams: $(RUNTIME) ## write the checked-in diagrams anew from the tables
 	$(BIN)/weightsync diagram --write diagrams
+
+outcomes: $(DEV) ## write docs/outcomes.md anew: what becomes of a round, for each fault in each state
+	PYTHONPATH=tests/support $(BIN)/python -m casekit.outcomes_page docs/outcomes.md
 
 bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray beside the frame of the field
 	$(BIN)/python -m benchmarks.core
