@@ -242,7 +242,10 @@ class Driver(Scripts):
             why = "" if self._unrenewed is None else f": {self._unrenewed}"
             ended = LeaseEnded(f"the lease on the lock ended before it was renewed{why}")
             ended.__cause__ = self._unrenewed
+            refused = self.refused
             self.fire(e.LeaseLost(ended))
+            if self.refused > refused:  # nobody else may ever say that the lock is free
+                self._lease_end = self._now + self.limits.lease / 3
         elif self._now >= self._renew_at:
             self._renew_at = self._now + self.limits.lease / 3
             if self.round.facts.lock is Lock.held and not self.round.facts.settled:

@@ -16,6 +16,7 @@ from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
+from weightsync.fsm.open_calls import NEVER
 from weightsync.fsm.policy import Policy
 from weightsync.handlers import reception
 from weightsync.handlers.observers import Observers
@@ -183,6 +184,18 @@ def groups_left_open() -> None:
     Changed(Group, "close", keep)
 
 
+def the_end_of_a_lease_is_told_once() -> None:
+    """Although the round has refused to hear of it."""
+    keep = Driver._keep_lease
+
+    def once(self: Driver) -> None:
+        over = self._now >= self._lease_end
+        keep(self)
+        self._lease_end = NEVER if over else self._lease_end
+
+    Changed(Driver, "_keep_lease", once)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "buffer_used_again_at_once": (buffer_used_again_at_once, "engines.py::TestB05 -k slowest"),
     "request_taken_for_an_answer": (request_taken_for_an_answer, "engines.py::TestB05 -k took_the_request"),
@@ -201,6 +214,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "cancellation_not_waited_for": (cancellation_not_waited_for, "async.py::TestB39 -k cancelled_task"),
     "silence_is_endured": (silence_is_endured, "waits.py::TestB09 -k begin"),
     "who_left_is_only_late": (who_left_is_only_late, "waits.py::TestB08 -k b08_a"),
+    "the_end_of_a_lease_is_told_once": (the_end_of_a_lease_is_told_once, "guards.py -k unsettled"),
     "groups_left_open": (groups_left_open, "leaks.py::TestB34 -k collective"),
 }
 """By name: the change, and which tests of ``test_cases_*`` must notice it."""
