@@ -35,9 +35,18 @@ def files() -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def collected() -> list[str]:
-    """What pytest finds in them, as it does in a run of all."""
-    paths = os.pathsep.join(filter(None, [str(TESTS / "support"), os.environ.get("PYTHONPATH")]))
+def collected(request: pytest.FixtureRequest) -> list[str]:
+    """What pytest has found in this run, if that is a run of all; or else finds in those files."""
+    option = request.config.option
+    named = request.config.args_source is request.config.ArgsSource.ARGS
+    if not named and not option.keyword and option.markexpr in ("", "not mutation"):
+        return [item.nodeid.removeprefix("tests/") for item in request.session.items]
+    return found_in(files())
+
+
+def found_in(paths: list[Path]) -> list[str]:
+    """The tests in these files, found by another pytest."""
+    support = os.pathsep.join(filter(None, [str(TESTS / "support"), os.environ.get("PYTHONPATH")]))
     command = [
         sys.executable,
         "-m",
@@ -50,8 +59,8 @@ def collected() -> list[str]:
         "addopts=",
     ]
     found = subprocess.run(
-        [*command, "--import-mode=importlib", *map(str, files())], cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=100, check=False,
+        [*command, "--import-mode=importlib", *map(str, paths)], cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": support}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     return [line.removeprefix("tests/") for line in found.stdout.splitlines() if "::" in line]
 
