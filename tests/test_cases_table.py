@@ -79,6 +79,7 @@ def with_the_kit() -> Iterator[str]:
                         yield f"{path.name}::{owner}{each.name}"
 
 
+@pytest.mark.slow
 def test_every_case_stands_where_the_table_says(collected: list[str]) -> None:
     """All 22 are in it; what it names is there; what a case names is in it, and has the shared checks."""
     assert len(collected) > 250, f"too few tests were found: {collected[-5:]}"
