@@ -12,21 +12,19 @@ from typing import Any
 
 import pytest
 
-from weightsync.fsm import _machine, reducer, scripts
+from tablechanges import change_engine, change_round, guarded
 from weightsync.fsm import driver as driver_module
-from weightsync.fsm import engine as engine_module
 from weightsync.fsm import engine_table as t
 from weightsync.fsm import events as e
 from weightsync.fsm import learn as k
-from weightsync.fsm import round as round_module
+from weightsync.fsm import scripts
 from weightsync.fsm.driver import Driver
-from weightsync.fsm.engine_table import ENGINE
 from weightsync.fsm.ledger import Ledger
 from weightsync.fsm.lock import LockBook
 from weightsync.fsm.open_calls import NEVER, OpenCalls
 from weightsync.fsm.orders import Verb
 from weightsync.fsm.receipt import Receipt
-from weightsync.fsm.rows import Row, Table
+from weightsync.fsm.rows import Row
 from weightsync.fsm.states import EngineState, State
 from weightsync.fsm.table import ROUND
 from weightsync.testing.composed import WORLDS, Setup
@@ -43,45 +41,9 @@ ONE, ALL, CROWD, CROWD_ALL = WORLDS[:4]
 # -- how the product is changed -----------------------------------------------------------------------------
 
 
-def rows_of(table: Table[Any, Any], change: Callable[[Row[Any]], Row[Any] | None]) -> list[Row[Any]]:
-    """The rows of a table with a change; a change that changes nothing proves nothing."""
-    changed = [new for row in table.rows if (new := change(row)) is not None]
-    assert changed != list(table.rows)
-    return [replace(row, number=number) for number, row in enumerate(changed, start=1)]
-
-
-def change_round(change: Callable[[Row[Any]], Row[Any] | None]) -> Callable[[Patch], None]:
-    """Rounds follow another table; it has the name of the real one, as no log is read here."""
-    table: Table[Any, Any] = Table(
-        "round", rows_of(ROUND, change), start=ROUND.start, final=ROUND.final, entry=ROUND.entry
-    )
-
-    def apply(patch: Patch) -> None:
-        patch.setattr(round_module, "step", lambda before, event: reducer.step(before, event, table))
-        patch.setattr(round_module, "_DECIDER", _machine.Decider(table))
-
-    return apply
-
-
-def change_engine(change: Callable[[Row[Any]], Row[Any] | None]) -> Callable[[Patch], None]:
-    """Engine ranks follow another table."""
-    table: Table[Any, Any] = Table("engine", rows_of(ENGINE, change), start=ENGINE.start)
-
-    def apply(patch: Patch) -> None:
-        patch.setattr(engine_module, "ENGINE", table)
-        patch.setattr(engine_module, "_DECIDER", _machine.Decider(table))
-
-    return apply
-
-
 def set_to(owner: object, name: str, value: object) -> Callable[[Patch], None]:
     """Replace one thing."""
     return lambda patch: patch.setattr(owner, name, value)
-
-
-def guarded(row: Row[Any]) -> str:
-    """The name of a row's guard."""
-    return row.guard.__name__ if row.guard else ""
 
 
 # -- the mutants --------------------------------------------------------------------------------------------
