@@ -94,8 +94,8 @@ coverage: $(DEV) ## all tests, then the whole report, also as htmlcov/index.html
 	$(BIN)/python -m coverage html --quiet
 	$(BIN)/python -m coverage report
 
-explore: $(RUNTIME) ## every misfortune at every step, and a thousand games drawn by lot
-	$(BIN)/weightsync check
+explore: $(RUNTIME) ## every misfortune at every step, up to three engines, and a thousand games drawn by lot
+	$(BIN)/weightsync check --wide
 	$(BIN)/weightsync check --seeds 1000
 
 mutants: $(DEV) ## break every promise on purpose: each must be noticed

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from weightsync.cli import main
+from weightsync.cli import check, explore, main
 from weightsync.fsm.errors import LeaseEnded
+from weightsync.fsm.explore import chaos, small_round
 from weightsync.fsm.states import Outcome, State
 from weightsync.logfile import read
 from weightsync.testing import composed
-from weightsync.testing.composed import NEVER, WORLDS, Composed, Owner, Setup
+from weightsync.testing.composed import NEVER, WIDER, WORLDS, Composed, Owner, Setup
 from weightsync.testing.deviations import KINDS, Deviation, possible
-from weightsync.testing.exploring import Broken, explore_composed, rerun
+from weightsync.testing.exploring import Broken, Explored, explore_composed, rerun
 from weightsync.testing.lots import log_lines, played
 from weightsync.testing.snapshot import key
 from weightsync.testing.watch import COMPOSED_PROMISES, Watch
@@ -72,6 +73,14 @@ def test_no_promise_is_broken(setup: Setup) -> None:
     counts = (found.states, found.transitions, found.runs)
     assert counts == COUNTS[setup.name], "a change of the driver or the world? then of these"
     assert found.kinds.keys() == KINDS.keys(), "each kind of misfortune happens"
+
+
+@pytest.mark.parametrize("setup", WIDER, ids=[setup.name for setup in WIDER])
+def test_a_part_of_what_is_wider_breaks_no_promise(setup: Setup) -> None:
+    """One engine, or three, for a few of the misfortunes; `weightsync check --wide` tries them all."""
+    found = explore_composed(setup, part=(3, 10))
+    assert not found.violations, "\n".join(found.lines())
+    assert found.runs > 50
 
 
 @pytest.mark.slow
@@ -264,6 +273,21 @@ def test_check_says_how_much_it_explored(capsys: Any) -> None:
     assert "transitions, " in world
     assert total.startswith("in all: ")
     assert "0 promises broken" in total
+
+
+def test_check_can_look_wider(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The wider systems, and the tables of three engines, come on top."""
+    monkeypatch.setattr(composed, "WORLDS", ())
+    monkeypatch.setattr(composed, "WIDER", (TINY,))
+    monkeypatch.setattr(explore, "_explored", lambda job: Explored(job.setup))
+    monkeypatch.setattr(check, "_explorations", list)
+    monkeypatch.setattr(check, "_wide_explorations", lambda: [("three", lambda: chaos(small_round(1, 1)))])
+    assert main(["check"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["check", "--wide"]) == 0
+    told = capsys.readouterr().out
+    assert "two trainers, one engine, one bucket: " in told
+    assert "three: " in told
 
 
 @pytest.mark.usefixtures("tiny")

@@ -25,11 +25,14 @@ pytestmark = pytest.mark.usefixtures("untraced")
 
 COUNTS: dict[str, tuple[Facts, int, tuple[int, int, int]]] = {
     "one engine": (small_round(1, 1), 1, (237, 4151, 5329)),
+    "one engine that stages": (small_round(1, 1, inplace=0), 1, (269, 4751, 6009)),
     "two engines": (small_round(2, 1), 1, (2483, 53412, 60806)),
     "two engines, all needed": (small_round(2, 2), 1, (1187, 25546, 29056)),
+    "two engines, two buckets": (small_round(2, 1), 2, (2727, 58105, 70064)),
     "two engines, two buckets, all needed": (small_round(2, 2), 2, (1321, 28231, 33856)),
     "two engines that stage": (small_round(2, 1, inplace=0), 1, (2907, 63002, 70720)),
     "two engines in place": (small_round(2, 1, inplace=2), 1, (2187, 46702, 53900)),
+    "catching one up": (small_round(2, 1, tainted=1), 1, (2483, 53412, 60806)),
     "catching one up, all needed": (small_round(2, 2, tainted=1), 1, (1187, 25546, 29056)),
 }
 """(facts, buckets, (positions, accepted, refused)): exact, so that a row or a state that gets lost shows."""

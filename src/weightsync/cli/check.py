@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import explore
@@ -50,22 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
         return _lint(arguments.files, arguments.format)
     if arguments.seeds is not None:
         return 1 if explore.play_seeds(arguments) else 0
-    broken = _explore()
+    broken = _explore(_explorations()) + (_explore(_wide_explorations()) if arguments.wide else 0)
     return 1 if explore.explore_worlds(arguments) or broken else 0
 
 
 # -- the tables ---------------------------------------------------------------------------------------------
 
 
-def _explore() -> int:
+def _explore(searches: Iterable[tuple[str, Callable[[], Exploration[Any]]]]) -> int:
     broken = 0
-    for name, search in _explorations():
+    for name, search in searches:
         began = time.monotonic()
         found = search()
         first, *rest = found.lines()
         show([f"{name}: {first} ({time.monotonic() - began:.1f} s)", *(f"  {line}" for line in rest)])
         broken += len(found.violations)
-    return 1 if broken else 0
+    return broken
 
 
 def _explorations() -> Iterator[tuple[str, Callable[[], Exploration[Any]]]]:
@@ -76,6 +76,18 @@ def _explorations() -> Iterator[tuple[str, Callable[[], Exploration[Any]]]]:
         yield f"round of 2 engines, {words}", lambda quorum=quorum: chaos(small_round(2, quorum))  # type: ignore[misc]
     for stages, words in ((True, "stages"), (False, "loads in place")):
         yield f"engine that {words}", lambda stages=stages: explore_engine(stages=stages)  # type: ignore[misc]
+
+
+def _wide_explorations() -> Iterator[tuple[str, Callable[[], Exploration[Any]]]]:
+    from ..fsm.explore import chaos, small_round
+
+    for quorum, words in ((1, "one is enough"), (2, "two are needed"), (3, "all are needed")):
+        yield f"round of 3 engines, {words}", lambda quorum=quorum: chaos(small_round(3, quorum))  # type: ignore[misc]
+    for quorum, words in ((1, "one is enough"), (2, "both are needed")):
+        yield (
+            f"round of 2 engines that catches one up, {words}",
+            lambda quorum=quorum: chaos(small_round(2, quorum, tainted=1)),  # type: ignore[misc]
+        )
 
 
 # -- logs ---------------------------------------------------------------------------------------------------

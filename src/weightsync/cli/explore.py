@@ -49,6 +49,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--deep", action="store_true", help="every pair of misfortunes instead of every one: takes hours"
     )
     parser.add_argument(
+        "--wide", action="store_true", help="also rounds of three engines, and of a single one: some minutes"
+    )
+    parser.add_argument(
         "--seeds", type=int, metavar="N", help="instead: play N games with random schedules and misfortunes"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="with --seeds: the first one (0)")
@@ -60,9 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def explore_worlds(arguments: argparse.Namespace, setups: Sequence[Setup] | None = None) -> int:
     """Explore two trainers, one lock, one ledger and two engines; how many promises broke."""
-    from ..testing.composed import WORLDS
+    from ..testing.composed import WIDER, WORLDS
 
-    worlds = WORLDS if setups is None else setups
+    worlds = setups if setups is not None else (*WORLDS, *WIDER) if arguments.wide else WORLDS
     parts = DEEP_PARTS if arguments.deep else 1
     depth = 2 if arguments.deep else 1
     jobs = [Job(setup, depth, (part, parts)) for setup in worlds for part in range(parts)]

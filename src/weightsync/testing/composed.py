@@ -21,7 +21,7 @@ from .partner import Partner
 from .simulation import Simulation
 from .world import Message, World
 
-__all__ = ["LEASE", "WORLDS", "Composed", "Owner", "Setup"]
+__all__ = ["LEASE", "WIDER", "WORLDS", "Composed", "Owner", "Setup"]
 
 LEASE = 2.0
 DEADLINE = 4.0
@@ -71,6 +71,14 @@ WORLDS: tuple[Setup, ...] = (
     Setup("at the same time, both engines load in place", inplace=("e0", "e1"), competing=True),
 )
 """What ``weightsync check`` explores. If nothing else is said, one engine loads in place, one stages."""
+
+WIDER: tuple[Setup, ...] = (
+    Setup("one after the other, a single engine that stages", inplace=(), engines=1),
+    Setup("one after the other, a single engine that loads in place", engines=1),
+    Setup("one after the other, one of three engines is enough", engines=3, buckets=1),
+    Setup("one after the other, all three engines are needed", quorum=3, engines=3, buckets=1),
+)
+"""What ``weightsync check --wide`` explores as well: fewer engines, and more of them."""
 
 
 @dataclass(slots=True)
