@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint explore mutants chaos clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint explore twins mutants chaos clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,7 +98,10 @@ explore: $(RUNTIME) ## every misfortune at every step, up to three engines, and 
 	$(BIN)/weightsync check --wide
 	$(BIN)/weightsync check --seeds 1000
 
-mutants: $(DEV) ## break every promise on purpose: each must be noticed
+twins: $(DEV) ## break each promise twice: an ordinary test must notice, and is named
+	$(BIN)/python -m pytest -m twins -q -s $(ARGS)
+
+mutants: $(DEV) ## break everything there is, row by row: some minutes
 	$(BIN)/python -m pytest -m mutation $(ARGS)
 
 chaos: $(DEV) ## 500 rounds with faults on real processes; ARGS="--rounds N --seconds S --seed K"

@@ -309,7 +309,8 @@ def test_the_explorer_names_the_promise(name: str, monkeypatch: pytest.MonkeyPat
         twin.mutate(patched)
         found = explore_composed(twin.setup, depth=twin.depth, kinds=twin.kinds, until={twin.promise})
     assert twin.promise in found.violations, "\n".join(found.lines())
-    print("\n".join(found.violations[twin.promise].lines()))  # noqa: T201 - who noticed it, and how
+    told = "\n  ".join(found.violations[twin.promise].lines())
+    print(f"{twin.promise} > {name} > explore_composed: {told}")  # noqa: T201 - who noticed it, and how
 
 
 def test_the_seeds_name_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,5 +378,7 @@ def test_the_mutant_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     twin = TWINS[name]
     with monkeypatch.context() as patched:
         twin.mutate(patched)
-        with pytest.raises(AssertionError, match=twin.words):
+        with pytest.raises(AssertionError, match=twin.words) as noticed:
             twin.check()
+    words = str(noticed.value).splitlines()[0]
+    print(f"driver > {name} > {twin.check.__name__}: {words}")  # noqa: T201 - who noticed it, and how

@@ -127,7 +127,7 @@ def ranks_are_not_compared() -> None:
 
 def numbers_are_not_looked_up() -> None:
     """The ledger is asked when a round publishes."""
-    Changed(conductor.Conductor, "_version_of", lambda self, pending, weights: pending.version or 0)
+    Changed(conductor.Conductor, "_version_of", lambda self, pending, *_: pending.version or 0)
 
 
 def watching_before_the_end() -> None:
