@@ -31,6 +31,7 @@ GO_ON = Policy(deadline=4.0, lease=2.0, on_engine_failure="quarantine", quorum=1
 TWO_OF_THREE = Policy(deadline=4.0, lease=20.0, on_engine_failure="quarantine", quorum=2)
 
 
+@functools.cache
 def system(setup: Setup, *kinds: str) -> Show:
     """Every misfortune of these kinds, at every step."""
     return functools.partial(_explored, setup, kinds)
