@@ -115,10 +115,12 @@ def a_late_answer_is_stale() -> None:
 
 
 def a_quorum_counts_who_was_asked_for() -> None:
-    """Every engine must take part; one does not even say hello."""
+    """Every engine must take part; one that did does not even say hello any more."""
     trainer = Trainer()
+    trainer.hand_over(1, FakeWeights(1))
     trainer.engines[0].alive = False
-    outcome = trainer.hand_over(1, FakeWeights(1)).outcome
+    trainer.hand_over(2, FakeWeights(2))
+    outcome = trainer.hand_over(3, FakeWeights(3)).outcome
     assert outcome is Outcome.failed, f"{outcome.name} without an engine that was asked for"
 
 
@@ -238,13 +240,14 @@ def remember_the_first_membership(patch: Patch) -> None:
 
 def count_the_survivors(patch: Patch) -> None:
     """Who cannot be reached is not asked for."""
-    real = EngineBooks.roster
+    real = Conductor._cast
 
-    def roster(self: EngineBooks) -> Any:
-        out_of_reach = self.unreachable()
-        return {member: link for member, link in real(self).items() if member not in out_of_reach}
+    def cast(self: Conductor, *whom: Any) -> Any:
+        known = real(self, *whom)
+        roster = {member: link for member, link in known.roster.items() if member not in known.lost}
+        return replace(known, roster=roster, quorum=len(roster), lost={})
 
-    patch.setattr(EngineBooks, "roster", roster)
+    patch.setattr(Conductor, "_cast", cast)
 
 
 def answer_whoever_calls(patch: Patch) -> None:
