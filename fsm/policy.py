@@ -122,13 +122,14 @@ class Policy:
 
     def limits(self) -> Limits:
         """The limits that follow."""
-        idle = min(self.idle if self.idle is not None else self.deadline / 4, 0.75 * self.deadline)
+        forward = 0.75 * self.deadline
+        idle = min(self.idle if self.idle is not None else self.deadline / 4, forward)
         engine = self.engine_limit if self.engine_limit is not None else self.deadline / 6
         engine = min(engine, 0.8 * idle)
         drain = self.drain if self.drain is not None else max(self.deadline / 3, engine)
-        drain = min(drain, 0.8 * 0.75 * self.deadline)
+        drain = min(drain, 0.8 * forward)
         return Limits(
-            forward=0.75 * self.deadline,
+            forward=forward,
             idle=idle,
             engine=engine,
             drain=drain,

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weightsync.fsm.errors import SetupError
@@ -71,6 +71,7 @@ LIMIT = st.none() | SECONDS
 
 
 @given(deadline=SECONDS, idle=LIMIT, engine=LIMIT, drain=LIMIT, lease=SECONDS)
+@example(deadline=350132.2767724191, idle=262600.0, engine=210080.0, drain=None, lease=1.0)
 def test_limits_leave_time_for_each_other(
     deadline: float, idle: float | None, engine: float | None, drain: float | None, lease: float
 ) -> None:
