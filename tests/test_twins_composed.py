@@ -12,6 +12,15 @@ from typing import Any
 
 import pytest
 
+from breakers import (
+    Patch,
+    begin_again,
+    prove_too_early,
+    publish_with_the_first,
+    serve_a_mix,
+    set_to,
+    take_whatever_comes,
+)
 from tablechanges import change_engine, change_round, guarded
 from weightsync.fsm import driver as driver_module
 from weightsync.fsm import engine_table as t
@@ -34,16 +43,10 @@ from weightsync.testing.watch import COMPOSED_PROMISES
 
 pytestmark = [pytest.mark.mutation, pytest.mark.usefixtures("untraced")]
 
-Patch = pytest.MonkeyPatch
 ONE, ALL, CROWD, CROWD_ALL = WORLDS[:4]
 
 
 # -- how the product is changed -----------------------------------------------------------------------------
-
-
-def set_to(owner: object, name: str, value: object) -> Callable[[Patch], None]:
-    """Replace one thing."""
-    return lambda patch: patch.setattr(owner, name, value)
 
 
 # -- the mutants --------------------------------------------------------------------------------------------
@@ -93,34 +96,6 @@ def keep_silent_at_the_end(patch: Patch) -> None:
     patch.setattr(Driver, "_deliver", deliver)
 
 
-def prove_too_early(row: Row[Any]) -> Row[Any] | None:
-    """A receipt is made when all is applied, with the buffer still in use."""
-
-    def applied(facts: t.EngineFacts, event: Any) -> t.EngineFacts:
-        assert facts.plan is not None
-        return replace(facts, applied=(facts.plan.tensors, facts.plan.bytes, facts.plan.digest))
-
-    if row.event is t.AllApplied:
-        return replace(row, target=EngineState.Acked, learn=applied)
-    return None if row.event is t.ViewClosed else row
-
-
-def publish_with_the_first(row: Row[Any]) -> Row[Any]:
-    """The first commit orders the publication, although another one is missing."""
-    if row.event is e.EngineCommitted and guarded(row) == "c_more":
-        return replace(row, learn=k.committed_last, orders=(Verb.Publish,))
-    if row.event is e.EngineCommitted and guarded(row) == "c_last":
-        return replace(row, learn=k.committed, orders=())
-    return row
-
-
-def serve_a_mix(row: Row[Any]) -> Row[Any]:
-    """An engine that was torn in the middle serves again."""
-    if row.event is t.AbortOrdered and row.source is EngineState.Receiving and guarded(row) == "torn":
-        return replace(row, target=EngineState.Serving, learn=t.over)
-    return row
-
-
 def resume_whatever(patch: Patch) -> None:
     """Everybody who was asked to pause is resumed, and called new, although one did not commit."""
     real = k.quarantined
@@ -133,15 +108,6 @@ def resume_whatever(patch: Patch) -> None:
         lambda row: replace(row, learn=forgiven) if row.event is e.CommitFailed and row.learn is real else row
     )
     change(patch)
-
-
-def take_whatever_comes(row: Row[Any]) -> Row[Any]:
-    """An engine asks a frame or an opening neither for its session nor for its epoch."""
-
-    def anything(facts: t.EngineFacts, event: Any, state: EngineState) -> bool:
-        return bool(event.session != facts.session)
-
-    return replace(row, guard=anything) if row.event is t.Opened else row
 
 
 def never(self: OpenCalls) -> float:
@@ -192,13 +158,6 @@ def take_half_a_resend(patch: Patch) -> None:
         "mismatch",
         lambda self, round, epoch, expected: real(self, round, epoch, replace(expected, digest="")),
     )
-
-
-def begin_again(row: Row[Any]) -> Row[Any]:
-    """A round whose transport fails goes back and sends once more."""
-    if row.event is e.TransportFailed and row.source is State.Awaiting:
-        return replace(row, target=State.Broadcasting)
-    return row
 
 
 def call_them_old(patch: Patch) -> None:

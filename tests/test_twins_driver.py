@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from breakers import Patch, abort_nobody, answer_whoever_calls, set_to, undo_oldest_first
 from weightsync.books import EngineBooks
 from weightsync.conductor import Conductor
 from weightsync.fsm import answers, reducer
@@ -38,7 +39,6 @@ pytestmark = [
 
 PATIENCE = 20.0
 GO_ON = Policy(deadline=4.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
-Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
@@ -215,18 +215,6 @@ def let_the_last_error_win(patch: Patch) -> None:
     patch.setattr(round_module, "step", step)
 
 
-def undo_oldest_first(patch: Patch) -> None:
-    """The list is a queue."""
-    real = Driver._undo_next
-
-    def undo_next(self: Driver) -> None:
-        self._undo.reverse()
-        real(self)
-        self._undo.reverse()
-
-    patch.setattr(Driver, "_undo_next", undo_next)
-
-
 def remember_the_first_membership(patch: Patch) -> None:
     """Engines are asked who they are once."""
     real = EngineBooks.refresh
@@ -250,38 +238,10 @@ def count_the_survivors(patch: Patch) -> None:
     patch.setattr(Conductor, "_cast", cast)
 
 
-def answer_whoever_calls(patch: Patch) -> None:
-    """A call stays open for ever, also when it was given up."""
-    real_call, real_answered = Driver.call, Driver.answered
-    known: dict[int, Any] = {}
-
-    def call(self: Driver, act: Act, **which: Any) -> None:
-        real_call(self, act, **which)
-        known[self._numbers] = self._open[self._numbers]
-
-    def answered(self: Driver, number: int, now: float, **said: Any) -> Any:
-        self._open.setdefault(number, known[number])
-        return real_answered(self, number, now, **said)
-
-    patch.setattr(Driver, "call", call)
-    patch.setattr(Driver, "answered", answered)
-
-
 def number_every_round(patch: Patch) -> None:
     """Each round takes the next number, whatever became of the last one."""
     numbers = itertools.count()
     patch.setattr(Conductor, "_version_of", lambda self, *_: next(numbers))
-
-
-def leave_out_the_abort(patch: Patch) -> None:
-    """Nobody is asked what it is."""
-    real = Driver._each
-
-    def each(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            real(self, act, engines, limit)
-
-    patch.setattr(Driver, "_each", each)
 
 
 def look_away_from_the_stuck(patch: Patch) -> None:
@@ -320,11 +280,6 @@ class Twin:
     words: str
 
 
-def set_to(owner: object, name: str, value: object) -> Callable[[Patch], None]:
-    """Replace one thing."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
 def only_the_time(self: Driver, now: float) -> None:
     """What ``progress`` does without feeding the idle limit."""
     self._now = now
@@ -359,7 +314,7 @@ TWINS: dict[str, Twin] = {
     "any lock error is a refusal": Twin(
         set_to(answers, "_CLOSED", (LockError,)), an_unsure_lock_service_is_no_evidence, "without evidence"
     ),
-    "nobody is aborted": Twin(leave_out_the_abort, a_pause_that_was_half_applied_is_undone, "are back"),
+    "nobody is aborted": Twin(abort_nobody, a_pause_that_was_half_applied_is_undone, "are back"),
     "a stuck transport is clean": Twin(
         look_away_from_the_stuck, what_is_stuck_is_not_called_clean, "called clean"
     ),

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from breakers import abort_nobody
 from weightsync import books, joining, sync
 from weightsync.books import EngineBooks
 from weightsync.fsm import driver
@@ -73,13 +76,7 @@ def epochs_from_nothing() -> None:
 
 def engines_not_told_to_abort() -> None:
     """Whoever paused is left alone."""
-    each = Driver._each
-
-    def silent(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            each(self, act, engines, limit)
-
-    Changed(Driver, "_each", silent)
+    abort_nobody(pytest.MonkeyPatch())
 
 
 def engines_told_twice() -> None:

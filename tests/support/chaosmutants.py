@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weightsync.fsm.calls import Act
-from weightsync.fsm.driver import Driver
+import pytest
+
+from breakers import abort_nobody
 from weightsync.fsm.engine import EngineMachine
 from weightsync.fsm.errors import IllegalEvent, StaleSession
 from weightsync.fsm.lock import LockBook
@@ -100,13 +101,7 @@ def refusals_not_counted() -> None:
 
 def engines_not_told_to_abort() -> None:
     """A round that failed leaves whoever it had paused alone."""
-    each = Driver._each
-
-    def silent(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            each(self, act, engines, limit)
-
-    Changed(Driver, "_each", silent)
+    abort_nobody(pytest.MonkeyPatch())
 
 
 _KILLED, _FROZEN, _KEEPER = "test_an_owner_is_killed", "test_an_owner_is_frozen", "test_in_each_state"

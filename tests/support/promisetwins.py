@@ -14,20 +14,29 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from tablechanges import change_engine, change_round, guarded
+from breakers import (
+    Changed,
+    Patch,
+    abort_nobody,
+    answer_whoever_calls,
+    begin_again,
+    prove_too_early,
+    publish_with_the_first,
+    serve_a_mix,
+    set_to,
+    take_whatever_comes,
+    undo_oldest_first,
+)
+from tablechanges import change_engine, change_round
 from weightsync import books
 from weightsync.fsm import answers
 from weightsync.fsm import driver as driver_module
 from weightsync.fsm import engine_table as t
-from weightsync.fsm import events as e
-from weightsync.fsm import learn as k
-from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
 from weightsync.fsm.errors import LockError
 from weightsync.fsm.ledger import Ledger
 from weightsync.fsm.lock import LockBook
 from weightsync.fsm.open_calls import NEVER, OpenCalls
-from weightsync.fsm.orders import Verb
 from weightsync.fsm.rows import Row
 from weightsync.fsm.scripts import Scripts
 from weightsync.fsm.states import EngineState, State
@@ -36,15 +45,6 @@ from weightsync.handlers.receiver import Receiver
 from weightsync.handlers.retention import Retention
 
 __all__ = ["DUDS", "TWINS", "Twin"]
-
-Patch = pytest.MonkeyPatch
-Changed = Callable[[Patch], None]
-
-
-def set_to(owner: object, name: str, value: object) -> Changed:
-    """Replace one thing."""
-    return lambda patch: patch.setattr(owner, name, value)
-
 
 # -- P1 ------------------------------------------------------------------------------------------------------
 
@@ -60,31 +60,7 @@ def patient(patch: Patch) -> None:
     patch.setattr(LockBook, "expire", expire)
 
 
-# -- P2 ------------------------------------------------------------------------------------------------------
-
-
-def prove_too_early(row: Row[Any]) -> Row[Any] | None:
-    """A receipt is made when all is applied, with the buffer still in use."""
-
-    def applied(facts: t.EngineFacts, event: Any) -> t.EngineFacts:
-        assert facts.plan is not None
-        return replace(facts, applied=(facts.plan.tensors, facts.plan.bytes, facts.plan.digest))
-
-    if row.event is t.AllApplied:
-        return replace(row, target=EngineState.Acked, learn=applied)
-    return None if row.event is t.ViewClosed else row
-
-
 # -- P3 ------------------------------------------------------------------------------------------------------
-
-
-def publish_with_the_first(row: Row[Any]) -> Row[Any]:
-    """The first commit orders the publication, although another one is missing."""
-    if row.event is e.EngineCommitted and guarded(row) == "c_more":
-        return replace(row, learn=k.committed_last, orders=(Verb.Publish,))
-    if row.event is e.EngineCommitted and guarded(row) == "c_last":
-        return replace(row, learn=k.committed, orders=())
-    return row
 
 
 def publish_whoever_asks(patch: Patch) -> None:
@@ -100,13 +76,6 @@ def publish_whoever_asks(patch: Patch) -> None:
 # -- P4 ------------------------------------------------------------------------------------------------------
 
 
-def serve_a_mix(row: Row[Any]) -> Row[Any]:
-    """An engine that was torn in the middle serves again."""
-    if row.event is t.AbortOrdered and row.source is EngineState.Receiving and guarded(row) == "torn":
-        return replace(row, target=EngineState.Serving, learn=t.over)
-    return row
-
-
 def forget_who_was_torn(patch: Patch) -> None:
     """The books go on with what an engine was before the round."""
     real = books.EngineBooks.settle
@@ -119,35 +88,6 @@ def forget_who_was_torn(patch: Patch) -> None:
                 self._entries[row.engine] = before[row.engine]
 
     patch.setattr(books.EngineBooks, "settle", settle)
-
-
-# -- P5 ------------------------------------------------------------------------------------------------------
-
-
-def take_whatever_comes(row: Row[Any]) -> Row[Any]:
-    """An engine asks an opening neither for its session nor for its epoch."""
-
-    def anything(facts: t.EngineFacts, event: Any, state: EngineState) -> bool:
-        return bool(event.session != facts.session)
-
-    return replace(row, guard=anything) if row.event is t.Opened else row
-
-
-def answer_whoever_calls(patch: Patch) -> None:
-    """A call stays open for ever, also when it was given up."""
-    real_call, real_answered = Driver.call, Driver.answered
-    known: dict[int, Any] = {}
-
-    def call(self: Driver, act: Act, **which: Any) -> None:
-        real_call(self, act, **which)
-        known[self._numbers] = self._open[self._numbers]
-
-    def answered(self: Driver, number: int, now: float, **said: Any) -> Any:
-        self._open.setdefault(number, known[number])
-        return real_answered(self, number, now, **said)
-
-    patch.setattr(Driver, "call", call)
-    patch.setattr(Driver, "answered", answered)
 
 
 # -- P6 ------------------------------------------------------------------------------------------------------
@@ -193,13 +133,6 @@ def books_by_name(patch: Patch) -> None:
 # -- P9 ------------------------------------------------------------------------------------------------------
 
 
-def begin_again(row: Row[Any]) -> Row[Any]:
-    """A round whose transport fails goes back and sends once more."""
-    if row.event is e.TransportFailed and row.source is State.Awaiting:
-        return replace(row, target=State.Broadcasting)
-    return row
-
-
 def take_half_a_resend(row: Row[Any]) -> Row[Any]:
     """A frame that is missing is not missed."""
 
@@ -210,32 +143,6 @@ def take_half_a_resend(row: Row[Any]) -> Row[Any]:
         return replace(facts, frames=event.index + 1, touched=True)
 
     return replace(row, guard=in_range, learn=seen) if row.event is t.FrameSeen else row
-
-
-# -- P10 -----------------------------------------------------------------------------------------------------
-
-
-def abort_nobody(patch: Patch) -> None:
-    """A round that failed leaves whoever it had paused alone."""
-    real = Driver._each
-
-    def each(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            real(self, act, engines, limit)
-
-    patch.setattr(Driver, "_each", each)
-
-
-def undo_oldest_first(patch: Patch) -> None:
-    """The list is a queue."""
-    real = Driver._undo_next
-
-    def undo_next(self: Driver) -> None:
-        self._undo.reverse()
-        real(self)
-        self._undo.reverse()
-
-    patch.setattr(Driver, "_undo_next", undo_next)
 
 
 # -- P11 -----------------------------------------------------------------------------------------------------
