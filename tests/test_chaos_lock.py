@@ -262,7 +262,7 @@ def test_b09_b_a_trainer_stops_before_the_first_bucket(
     assert [(look.paused, look.version) for look in place.looks()] == [(True, 0)] * 2
     os.kill(process, how)
     try:
-        assert eventually(lambda: not any(look.in_session for look in place.looks()), 4.0 + SLACK)
+        assert eventually(lambda: not any(look.in_session for look in place.looks()), DEADLINE + SLACK)
         for look in place.looks():
             assert (look.state, look.paused, look.version) == (EngineState.Serving, False, 0)
             assert same(look.tensors, state(1))
