@@ -151,7 +151,8 @@ class LocalLock:
     """A ``LockKeeper`` for the threads of this process.
 
     Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without
-    a file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
+    a file, ``epoch`` is what the grants begin above: by default ``clock_epoch()``, since engines and a ledger
+    remember an earlier life of this trainer.
 
     Raises:
         SetupError: one of these is of the wrong kind.
@@ -163,11 +164,12 @@ class LocalLock:
         lease: float = DEFAULT_LEASE,
         *,
         path: str | Path | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         checks.seconds("LocalLock", "lease", lease)
-        checks.step_of("LocalLock", "epoch", epoch)
+        if epoch is not None:
+            checks.step_of("LocalLock", "epoch", epoch)
         checks.called("LocalLock", "now", now)
         if path is not None:
             checks.seen_path("LocalLock", "path", path)
@@ -179,7 +181,10 @@ class LocalLock:
         own = f"local-{secrets.token_hex(4)}"
         self.name = own if self._epochs is None else durable.name_of(self._epochs.path)
         """How it is called in logs: the same for all rounds whose epochs can be compared."""
-        epoch = epoch if self._epochs is None else self._epochs.claim()
+        if self._epochs is not None:
+            epoch = self._epochs.claim()
+        elif epoch is None:
+            epoch = clock_epoch()
         self._book = replace(
             LockBook.restore(epoch, lease=lease), ceiling=None if self._epochs is None else epoch
         )

@@ -47,7 +47,7 @@ class SpiedLock(LocalLock):
     """A lock that writes down what it is asked for."""
 
     def __init__(self) -> None:
-        super().__init__(lease=2.0)
+        super().__init__(lease=2.0, epoch=0)
         self.asked: list[str] = []
 
     def request(self, *args: Any, **values: Any) -> Any:
@@ -124,7 +124,7 @@ def test_an_engine_that_never_answers(refusing: Refusing) -> None:
     refusing.refuses(
         EngineUnknown,
         "engine b was never reached: EngineSilent: engine b did not say hello within 0.5 s; its actor may "
-        "still be starting: raise Policy(first_contact=...)",
+        "still be starting: raise Policy(first_contact=...); or Ray has no room for it",
     )
 
 
@@ -168,7 +168,8 @@ def test_an_engine_in_the_hands_of_a_trainer_with_another_lock(refusing: Refusin
     refusing.refuses(
         EngineTaken,
         "engine b has seen epoch 1000, of a trainer with another lock, whose session may be open; this lock "
-        "is at epoch 0: use one lock for all trainers",
+        "is at epoch 0: use one lock for all trainers. If that trainer is gone, retire this lock "
+        "(RayLock.retire): the next one is above",
     )
     assert refusing.b.machine.facts.session == (None if over else session)
 

@@ -164,7 +164,7 @@ class Succession:
         """Nobody is left."""
         for trainer in self._trainers:
             ray.kill(trainer)
-        RayLock(self.lock).retire()
+        RayLock(self.lock).retire(force=True)
 
 
 @pytest.fixture

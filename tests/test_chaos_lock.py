@@ -150,7 +150,7 @@ def place(tmp_path: Path, actors: list[InActor]) -> Iterator[Place]:
     """A lock of this test alone."""
     place = Place(tmp_path, actors)
     yield place
-    RayLock(place.name, LEASE).retire()
+    RayLock(place.name, LEASE).retire(force=True)
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +337,7 @@ def test_trainers_with_other_locks_do_not_wait_for_each_other(place: Place, slee
             assert ask(running)["ok"]
             bench.works()
     finally:
-        other.retire()
+        other.retire(force=True)
 
 
 def test_trainers_with_one_lock_take_turns(place: Place, sleeper: Any) -> None:

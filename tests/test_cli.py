@@ -140,6 +140,10 @@ BAD: dict[str, tuple[str, str]] = {
     "a round of no log":   ("diagram --round r1", "--round needs the log it is in: --trace FILE"),
     "another machine":     ("diagram --table engine --trace {state}", "has no transition of round r3"),
     "two things at once":  ("diagram --write a --check", "--check: not allowed with argument --write"),
+    "a game too few":      ("check --seeds 0", "argument --seeds: '0': a whole number from 1 is needed"),
+    "games of nothing":    ("check --seed 4", "--seed 4 is the first of some games: say how many"),
+    "games and depth":     ("check --seeds 3 --deep", "--seeds plays games instead of exploring: leave"),
+    "a log and games":     ("check {state} --seeds 3", "FILE is linted, and --seeds is for an exploration"),
     "a log not there, 2":  ("check {tmp}/missing", "No such file or directory"),
     "a fault not known":   ("demo --threads --inject rain", "--inject rain: there are"),
 }

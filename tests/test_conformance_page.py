@@ -1,7 +1,9 @@
 """What docs/conformance.md shows is true: its transport is run from the page, and its rules are the kit's."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,16 +16,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def shown(*files: str) -> dict[str, Any]:
-    """What the blocks of the page that begin with the names of these files define."""
-    names: dict[str, Any] = {"__name__": "page"}
-    for file in files:
-        (block,) = (each for each in BLOCKS if each.startswith(f"# {file}\n"))
-        exec(compile(block, f"{PAGE.name}: {file}", "exec"), names)
-    return names
+def shown(file: str) -> ModuleType:
+    """The block of the page that begins with the name of this file, as the module that it is then."""
+    (block,) = (each for each in BLOCKS if each.startswith(f"# {file}\n"))
+    sys.modules[Path(file).stem] = module = ModuleType(Path(file).stem)
+    exec(compile(block, f"{PAGE.name}: {file}", "exec"), vars(module))
+    return module
 
 
-TestQueueTransport = shown("queue_transport.py", "test_queue_transport.py")["TestQueueTransport"]
+shown("queue_transport.py")
+TestQueueTransport: Any = vars(shown("test_queue_transport.py"))["TestQueueTransport"]
 
 
 def table(title: str, rules: dict[str, Rule]) -> str:

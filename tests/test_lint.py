@@ -268,12 +268,23 @@ def test_findings_for_people(tmp_path: Path, capsys: Printed) -> None:
     assert last == "0 of 1 rounds replay to what the log says and keep P1-P12; 0 not over"
 
 
+def test_an_empty_log_is_no_harm_beside_others(tmp_path: Path, capsys: Printed) -> None:
+    """Its trainer was refused before it opened a round; the others are linted, and it is said."""
+    good, path = written(tmp_path / "good", life(0, rounds=1)[0]), tmp_path / "empty.jsonl"
+    path.touch()
+    assert main(["check", str(path), str(good)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"{path} is empty: no round was opened there"
+    assert last.startswith("1 of 1 rounds")
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\x00", b"{}", b"[1]\n", b"{" * 100_000], ids=str)
 def test_what_is_no_log_gives_one_clear_line(content: bytes, tmp_path: Path, capsys: Printed) -> None:
     """And no traceback; beside a good log as well."""
     good, path = written(tmp_path / "good", life(0, rounds=1)[0]), tmp_path / "state.jsonl"
     path.write_bytes(content)
-    for files in ([path], [good, path]):
+    for files in ([path], [good, path] if content else [path, path.with_name("empty")]):
+        path.with_name("empty").touch()
         assert main(["check", *map(str, files)]) != 0
         printed = capsys.readouterr()
         assert printed.out == ""

@@ -76,21 +76,21 @@ def result(future: Future[Value]) -> Value:
 
 def test_it_is_a_lock_keeper() -> None:
     """The type checker agrees that this is the face that an actor has, too."""
-    keeper: LockKeeper = LocalLock(lease=5.0)
+    keeper: LockKeeper = LocalLock(lease=5.0, epoch=0)
     assert keeper.lease == 5.0
 
 
 def test_a_free_lock_is_granted_with_a_whole_lease() -> None:
     """Nobody has to wait for a lock that nobody holds."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     ticket = lock.request("a", "round 1")
     assert lock.wait(ticket, 0.0) == Granted(1, 2.0, ticket)
 
 
 def test_a_held_lock_makes_wait_return_after_the_limit() -> None:
     """The answer says who holds the lock; a limit of 0 only looks."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     acquire(lock, "a")
     ticket = lock.request("b", "2")
     began = time.monotonic()
@@ -104,7 +104,7 @@ def test_a_held_lock_makes_wait_return_after_the_limit() -> None:
 
 def test_a_release_wakes_the_waiter_at_once() -> None:
     """A waiter sleeps until it is its turn and does not poll."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     with threads() as pool:
@@ -120,7 +120,7 @@ def test_a_release_wakes_the_waiter_at_once() -> None:
 def test_an_answer_says_how_long_the_question_stood() -> None:
     """A holder that waited long still knows its whole lease: it counts from before it asked."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     clock.read_elsewhere.clear()
@@ -139,7 +139,7 @@ def test_an_answer_says_how_long_the_question_stood() -> None:
 def test_the_holder_stops_before_the_keeper_while_time_goes_on() -> None:
     """Between any two looks at the clock time passes; none of it is counted in the holder's favour."""
     clock = Clock(tick=0.25)
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     ticket = lock.request("a", "1")
     asked = clock()
     answer = lock.wait(ticket, PATIENCE)
@@ -154,7 +154,7 @@ def test_the_holder_stops_before_the_keeper_while_time_goes_on() -> None:
 
 def test_a_dead_holder_costs_one_lease() -> None:
     """The waiter is granted when the lease is over, without anybody's help."""
-    lock = LocalLock(lease=0.3)
+    lock = LocalLock(lease=0.3, epoch=0)
     began = time.monotonic()
     dead, _ = acquire(lock, "a")
     _, granted = acquire(lock, "b")
@@ -167,7 +167,7 @@ def test_a_dead_holder_costs_one_lease() -> None:
 def test_turning_the_clock_expires_the_holder() -> None:
     """With a clock turned by hand, ``expire`` makes sleeping waiters look at it."""
     clock = Clock()
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     acquire(lock, "a")
     clock.time += 30
     second = lock.request("b", "2")
@@ -182,7 +182,7 @@ def test_turning_the_clock_expires_the_holder() -> None:
 
 def test_a_blocked_waiter_is_not_taken_for_dead() -> None:
     """Waiting inside the keeper is a sign of life, for as long as it takes."""
-    lock = LocalLock(lease=0.3)
+    lock = LocalLock(lease=0.3, epoch=0)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     pace = threading.Event()
@@ -198,7 +198,7 @@ def test_a_blocked_waiter_is_not_taken_for_dead() -> None:
 
 def test_cancelling_wakes_the_one_who_waits() -> None:
     """Another thread may give up the request; the waiter learns that it is over."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     acquire(lock, "a")
     second = lock.request("b", "2")
     with threads() as pool:
@@ -210,7 +210,7 @@ def test_cancelling_wakes_the_one_who_waits() -> None:
 
 def test_a_request_whose_answer_got_lost_can_be_cancelled() -> None:
     """Whoever picks the ticket's id before it asks can close it without having got the ticket."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     lock.request("a", "1", ticket_id="mine")
     assert lock.cancel(Ticket("mine", "a", "1")).how is Ending.HANDED_BACK
     assert lock.status().holder is None
@@ -218,7 +218,7 @@ def test_a_request_whose_answer_got_lost_can_be_cancelled() -> None:
 
 def test_a_cancel_may_overtake_its_request() -> None:
     """The request is closed when it arrives, and nobody is left holding the lock."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     assert lock.release(Ticket("mine", "a", "1"), None).how is Ending.CANCELLED
     ticket = lock.request("a", "1", ticket_id="mine")
     with pytest.raises(TicketClosed):
@@ -228,7 +228,7 @@ def test_a_cancel_may_overtake_its_request() -> None:
 
 def test_strangers_are_refused() -> None:
     """Neither another's name on a ticket nor a stale epoch gives the lock back."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     ticket, granted = acquire(lock, "a")
     with pytest.raises(NotHolder, match="was not issued"):
         lock.release(Ticket(ticket.id, "b", ticket.round), granted.epoch)
@@ -244,7 +244,7 @@ def test_strangers_are_refused() -> None:
 def test_a_refused_question_still_lets_time_pass() -> None:
     """An expired holder makes room also when the question that noticed it is refused."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     first, granted = acquire(lock, "a")
     clock.time += 1.0
     second = lock.request("b", "2")
@@ -258,7 +258,7 @@ def test_a_refused_question_still_lets_time_pass() -> None:
 def test_status_tells_what_is_true_now() -> None:
     """A lease that has run out is not shown as held, though nobody has asked since."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     acquire(lock, "a")
     clock.time += 2.0
     assert lock.status().holder is None
@@ -267,7 +267,7 @@ def test_status_tells_what_is_true_now() -> None:
 def test_a_waiter_sleeps_to_the_next_expiry() -> None:
     """Neither past it, nor so long that it would itself be taken for dead; and it does not spin."""
     clock = Clock()
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     assert lock._pause() == 20.0
     acquire(lock, "a")
     assert lock._pause() == 20.0
@@ -282,7 +282,7 @@ def test_a_waiter_sleeps_to_the_next_expiry() -> None:
 
 def test_many_threads_take_turns_in_the_order_of_their_requests() -> None:
     """Nobody overtakes, nobody starves, and never do two hold the lock."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     asking = threading.Lock()
     asked: list[str] = []
     got: list[str] = []
@@ -418,7 +418,7 @@ def test_an_unreadable_epoch_is_not_taken_for_zero(tmp_path: Path, spoil: Callab
 def test_what_is_refused_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A release that comes after its lease has ended, a renewal of it, and a stranger's; each is a line."""
     clock = Clock()
-    lock = LocalLock(10.0, now=clock)
+    lock = LocalLock(10.0, epoch=0, now=clock)
     late = lock.request("late", "r1")
     granted = lock.wait(late, 0.0)
     assert isinstance(granted, Granted)

@@ -221,6 +221,10 @@ def test_a_number_that_another_trainer_took_meanwhile_is_replaced(tmp_path: Path
         trainer.check_equal(weights)
     assert (ahead.version, first.sync.version()) == (0, behind.version)
     assert behind.version > ahead.version
+    assert ahead.notes == ()
+    assert behind.notes == (
+        "another trainer took version 0 meanwhile; the log has the rounds that failed over it",
+    )
     check_free(first.lock)
 
 

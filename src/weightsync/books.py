@@ -10,6 +10,7 @@ Engines come and go between rounds: who is added or removed is so from the next 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,6 +38,8 @@ from .fsm.states import Disposition, EngineState
 __all__ = ["EngineBooks", "Entry"]
 
 _GLANCE = 0.2
+_LOOKS = 25  # of one glance each, after which it is said who is waited for
+_LOGGER = logging.getLogger("weightsync")
 """Seconds between two looks whether a first contact is still wanted."""
 
 
@@ -187,10 +190,10 @@ class EngineBooks:
             new = first is not None and before[name].participant is None and not before[name].waited
             mine = max(limit, first or 0.0) if new else limit
             learnt: Callable[[Entry], Entry]
-            if not _answered(answer, begun + mine, enough):
+            if not _answered(answer, begun + mine, enough, partial(_waits, name, mine)):
                 if time.monotonic() < begun + mine:
                     continue  # it was not waited for to the end, which says nothing about it
-                learnt = partial(_unreached, error=_silent(name, mine, before[name]), waited=new)
+                learnt = partial(_unreached, error=_silent(name, mine, first=new), waited=new)
             else:
                 try:
                     status = answer.result()
@@ -244,7 +247,8 @@ class EngineBooks:
                 if entry.error is None and entry.seen > epoch:
                     error = EngineTaken(
                         f"engine {name} has seen epoch {entry.seen}, of a trainer with another lock, whose "
-                        f"session may be open; this lock is at epoch {epoch}: use one lock for all trainers"
+                        f"session may be open; this lock is at epoch {epoch}: use one lock for all trainers. "
+                        "If that trainer is gone, retire this lock (RayLock.retire): the next one is above"
                     )
                     self._entries[name] = replace(entry, error=error, asked=False, seen=0)
                 elif entry.seen:
@@ -339,17 +343,27 @@ def _failed(answer: Future[EngineStatus]) -> bool:
     return answer.done() and (answer.cancelled() or answer.exception() is not None)
 
 
-def _answered(answer: Future[EngineStatus], end: float, enough: Callable[[], bool]) -> bool:
+def _answered(
+    answer: Future[EngineStatus], end: float, enough: Callable[[], bool], told: Callable[[], None]
+) -> bool:
     """Wait for the answer until ``end``. A start takes minutes, so it is looked whether to go on."""
+    looks = 0
     while not answer.done() and not enough() and (left := end - time.monotonic()) > 0:
         wait([answer], timeout=min(left, _GLANCE))
+        looks += 1
+        if looks == _LOOKS:
+            told()
     return answer.done()
 
 
-def _silent(name: str, limit: float, entry: Entry) -> EngineSilent:
-    """What to do about it depends on whether it has ever been there."""
-    if entry.participant is None:
-        advice = "its actor may still be starting: raise Policy(first_contact=...)"
+def _waits(name: str, limit: float) -> None:
+    _LOGGER.warning("engine %s has not said hello yet; it is waited for, up to %.3g s", name, limit)
+
+
+def _silent(name: str, limit: float, *, first: bool) -> EngineSilent:
+    """What to do about it depends on how long it was given."""
+    if first:
+        advice = "its actor may still be starting: raise Policy(first_contact=...); or Ray has no room for it"
     else:
         advice = "if it is only slow, raise Policy(engine_limit=...)"
     return EngineSilent(f"engine {name} did not say hello within {limit:.3g} s; {advice}")

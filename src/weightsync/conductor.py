@@ -106,6 +106,7 @@ class Conductor:
     def _hand_over(self, pending: Pending, weights: Weights) -> RoundResult:
         """A retry is a new round with a fresh membership and a full resend."""
         attempt = ahead = 1
+        taken: list[int] = []
         while True:
             cast = self._everybody(pending)
             version = self._version_of(pending, weights, ahead)
@@ -113,14 +114,15 @@ class Conductor:
             result = self._round(pending, weights, version, cast, attempt)
             done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
             if done or pending.cancelled is not None:
-                return result
+                return _with_taken(result, taken)
             if pending.version is None and isinstance(result.error, _TAKEN) and ahead < _AHEAD:
                 # Another trainer took the number while this one waited for the lock. Those who wait with it
                 # take the next ones: to be done once it has to be further ahead than they are.
                 ahead *= 2
+                taken.append(version)
                 continue
             if attempt >= self._stage.policy.attempts:
-                return result
+                return _with_taken(result, taken)
             attempt += 1
 
     def _everybody(self, pending: Pending) -> _Cast:
@@ -289,3 +291,12 @@ class Conductor:
     def _plan(self, weights: Weights) -> Plan:
         weights.materialize()
         return weights.plan(self._stage.policy.bucket_bytes)
+
+
+def _with_taken(result: RoundResult, taken: list[int]) -> RoundResult:
+    """The rounds that were lost over a number are in the log; that there were some is told here, too."""
+    if not taken:
+        return result
+    numbers = ", ".join(map(str, taken))
+    note = f"another trainer took version {numbers} meanwhile; the log has the rounds that failed over it"
+    return replace(result, notes=(*result.notes, note))

@@ -16,7 +16,7 @@ from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .handlers.ledger import FileLedger, MemoryLedger
-from .handlers.lock import LocalLock, clock_epoch
+from .handlers.lock import LocalLock
 
 __all__ = [
     "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "name_of", "policy_for", "sort_handlers",
@@ -105,17 +105,20 @@ def lock_for(lock: LockKeeper | str | None, lease: float) -> LockKeeper:
     """The keeper itself; the Ray actor of that name; or a lock of this process alone.
 
     Raises:
-        SetupError: it is neither a keeper nor a name.
+        SetupError: it is neither a keeper nor a name, or there can be no keeper.
     """
     if lock is None:
-        return LocalLock(lease=lease, epoch=clock_epoch())  # engines may remember an earlier trainer
+        return LocalLock(lease=lease)
     if isinstance(lock, str):
         from .handlers.ray_lock import RayLock
 
-        return RayLock(lock, lease=lease)
+        lock = RayLock(lock, lease=lease)
     if not checks.has(lock, _LOCK):
         needed = "the name of a lock that Ray keeps is needed, or a keeper such as LocalLock()"
         raise checks.refusal(_WHERE, "lock", lock, needed)
+    check = getattr(lock, "check", None)
+    if callable(check):
+        check()
     return lock
 
 

@@ -19,6 +19,8 @@ def text_lines(linted: Linted) -> list[str]:
     if linted.found > len(lines):
         lines.append(f"and {linted.found - len(lines)} more findings")
     for file in linted.files:
+        if not file.lines:  # beside others
+            lines.append(f"{clean(file.path)} is empty: no round was opened there")
         first, *rest = bad_line_lines(file) or [""]
         if first:
             lines += [first if len(linted.files) == 1 else f"{clean(file.path)}: {first}", *rest]

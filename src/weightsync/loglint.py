@@ -60,7 +60,8 @@ def lint(paths: Sequence[str | os.PathLike[str]], linter: Linter | None = None) 
     """Lint the files together.
 
     Raises:
-        LogEmpty: nothing in one of them can be read.
+        LogEmpty: nothing in one of them can be read. One without a line is no harm beside others: its trainer
+            opened no round.
         LogUnreadable: one of them is not there, cannot be opened, or is named twice.
     """
     names = [os.fspath(path) for path in paths]
@@ -70,8 +71,9 @@ def lint(paths: Sequence[str | os.PathLike[str]], linter: Linter | None = None) 
     linted = Linted([LintedFile(name) for name in names], [])
     for name, number, record in _in_time(linted.files):
         _keep(linted, linter.feed(record, (name, number)))
+    empty = not any(file.lines for file in linted.files)
     for file in linted.files:
-        _check(file)
+        _check(file, empty=empty)
     _keep(linted, linter.end())
     linted.findings.sort(key=lambda each: (names.index(each.file), each.line))
     linted.rounds, linted.flawed, linted.unfinished = linter.rounds, linter.flawed, linter.unfinished
@@ -85,10 +87,10 @@ def _keep(linted: Linted, findings: Iterable[Finding]) -> None:
             linted.findings.append(finding)
 
 
-def _check(file: LintedFile) -> None:
-    if not file.lines:
+def _check(file: LintedFile, *, empty: bool) -> None:
+    if empty:
         raise LogEmpty(f"{file.path} is empty")
-    if not file.records:
+    if file.lines and not file.records:
         first = file.bad_lines[0]
         raise LogEmpty(f"{file.path} is no state log: none of {file.lines} lines is a record; {first}")
 

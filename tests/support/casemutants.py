@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from breakers import abort_nobody
-from weightsync import books, joining, sync
+from weightsync import books, sync
 from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
 from weightsync.fsm.open_calls import NEVER
 from weightsync.fsm.policy import Policy
-from weightsync.handlers import reception
+from weightsync.handlers import lock, reception
 from weightsync.handlers.observers import Observers
 from weightsync.handlers.sink import StagingSink
 from weightsync.transports import memory, packing, sources, weights
@@ -71,7 +71,7 @@ def books_by_name() -> None:
 
 def epochs_from_nothing() -> None:
     """Each trainer begins to count anew."""
-    Changed(joining, "clock_epoch", lambda: 0)
+    Changed(lock, "clock_epoch", lambda: 0)
 
 
 def engines_not_told_to_abort() -> None:

@@ -46,6 +46,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
+    explore.check_options(arguments)
     if arguments.files:
         return _lint(arguments.files, arguments.format)
     if arguments.seeds is not None:

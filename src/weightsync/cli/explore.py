@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from .terminal import show
+from ..fsm.errors import SetupError
+from .terminal import show, whole
 
 if TYPE_CHECKING:
     from ..testing.composed import Setup
@@ -52,10 +53,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--wide", action="store_true", help="also rounds of three engines, and of a single one: some minutes"
     )
     parser.add_argument(
-        "--seeds", type=int, metavar="N", help="instead: play N games with random schedules and misfortunes"
+        "--seeds",
+        type=whole(1),
+        metavar="N",
+        help="instead: play N games of random schedules and misfortunes",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="with --seeds: the first one (0)")
+    parser.add_argument("--seed", type=whole(0), metavar="S", help="with --seeds: the first one (0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the log of a broken promise goes")
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options of which one would be ignored.
+
+    Raises:
+        SetupError: they do not go together.
+    """
+    given = {
+        name: getattr(arguments, name) not in (None, False)
+        for name in ("deep", "wide", "seeds", "seed", "out")
+    }
+    named = [f"--{name}" for name, there in given.items() if there]
+    if arguments.files and named:
+        raise SetupError(f"FILE is linted, and {named[0]} is for an exploration: leave one of them out")
+    if given["seed"] and not given["seeds"]:
+        raise SetupError(f"--seed {arguments.seed} is the first of some games: say how many, with --seeds N")
+    if given["seeds"] and (given["deep"] or given["wide"]):
+        raise SetupError(f"--seeds plays games instead of exploring: leave {named[0]} out")
 
 
 # -- the worlds ---------------------------------------------------------------------------------------------
@@ -112,7 +135,7 @@ def _trace(setup: Setup, broken: Broken) -> Iterator[str]:
 
 def play_seeds(arguments: argparse.Namespace) -> int:
     """Play games drawn by lot; how many of them broke a promise."""
-    first, number = arguments.seed, arguments.seeds
+    first, number = arguments.seed or 0, arguments.seeds
     chunks = [range(at, min(at + CHUNK, first + number)) for at in range(first, first + number, CHUNK)]
     began, steps, broken = time.monotonic(), 0, 0
     with _pool() as run:

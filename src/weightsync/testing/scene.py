@@ -56,7 +56,7 @@ class Scene:
         self, policy: Policy | None = None, clock: Clock | None = None, observers: Sequence[Any] = ()
     ) -> None:
         self.policy = policy or Policy(deadline=3.0, lease=2.0)
-        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease, epoch=0), MemoryLedger()
         self.workers = Workers()
         self.engines = [FakeEngine("a"), FakeEngine("b")]
         self.transport, self.weights = FakeTransport(), FakeWeights(1)
@@ -127,7 +127,7 @@ class Trainer:
     def __init__(self, policy: Policy | None = None, handlers: Sequence[Any] = (), **options: Any) -> None:
         self.policy = policy or Policy(deadline=3.0, lease=2.0)
         self.engines, self.transport = [FakeEngine("a"), FakeEngine("b")], FakeTransport()
-        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease, epoch=0), MemoryLedger()
         self.records: list[Record] = []
         values: dict[str, Any] = {"lock": self.lock, "ledger": self.ledger, "owner": "me", **options}
         self.sync = WeightSync(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from weightsync.fsm.errors import LockError
 from weightsync.fsm.lock import Closed, Granted, LockKeeper, LockStatus, Renewed, Ticket, Waiting
-from weightsync.handlers.lock import LocalLock, clock_epoch
+from weightsync.handlers.lock import LocalLock
 
 __all__ = ["CountingLock", "taken_by"]
 
@@ -44,7 +44,7 @@ class CountingLock:
     """
 
     def __init__(self, lease: float = 2.0) -> None:
-        self.inner = LocalLock(lease=lease, epoch=clock_epoch())
+        self.inner = LocalLock(lease=lease)
         self.words: list[str] = []
         self.granted: list[int] = []
         self.released: list[int | None] = []

@@ -143,7 +143,7 @@ class _Run:
         for actor in [self._trainer, self._spare, *(engine.actor for engine in self._engines)]:
             if actor is not None:
                 ray.kill(actor)
-        RayLock(self._lock[0], LEASE).retire()
+        RayLock(self._lock[0], LEASE).retire(force=True)
 
     # -- inside ----------------------------------------------------------------------------------------
 
