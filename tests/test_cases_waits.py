@@ -34,7 +34,7 @@ OLD, NEW, OUT = Disposition.serving_old, Disposition.serving_new, Disposition.qu
 
 def brief() -> Policy:
     """Three seconds for a round; nobody generates, and the other limits are those that follow from it."""
-    return quick(deadline=3.0, idle=None, engine_limit=None, drain=0.5)
+    return quick(deadline=3.0, idle=None, engine_limit=None, drain=1.0)
 
 
 def until_it_is_over(bench: Bench) -> Block:

@@ -165,7 +165,7 @@ def spares(ray_cluster: None) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("where", STATES)
 def test_an_owner_is_killed(where: str, place: Place, spares: list[Any]) -> None:
     """SIGKILL in each state: the next one gets the lock within one lease, and nobody stays paused."""
-    doomed = spares.pop()
+    doomed = spares.pop() if spares else owner()
     process = place.become(doomed, "doomed", place.engines)
     running = place.begin(doomed, "doomed", where, place.engines)
     heir = RayLock(place.name, LEASE)

@@ -53,6 +53,8 @@ def nothing_left() -> Iterator[None]:
     """Every thread that a test has begun ends with it."""
     yield
     close_all()
+    while TEAMS:
+        TEAMS.pop().close()
 
 
 # -- the rules --------------------------------------------------------------------------------------------
@@ -163,6 +165,9 @@ class DictStore:
 POLICY = Policy(deadline=10.0, lease=2.0)
 
 
+TEAMS: list["Team"] = []
+
+
 class Team:
     """Three ranks, of which the first one leads two fake engines."""
 
@@ -174,6 +179,13 @@ class Team:
         self.trainer = Trainer(policy, ranks=self.ranks[0])
         self.followers = [FollowerSync(ranks, policy=policy) for ranks in self.ranks[1:]]
         self.pool = ThreadPoolExecutor(3)
+        TEAMS.append(self)
+
+    def close(self) -> None:
+        """Give every thread back, also those of ranks that were lost."""
+        for ranks in self.ranks:
+            ranks.close()
+        self.pool.shutdown(wait=False)
 
     def step(self, number: int, *weights: FakeWeights) -> list[Future[RoundResult | None]]:
         """Every rank's hook, each on a thread of its own; with fewer weights the last ranks stay away."""
