@@ -161,6 +161,14 @@ class Confusing(Filter):
         self.inner.lost(self.inner.engines[0], error)
 
 
+class Scapegoat(Filter):
+    """Blames whoever comes last, by name."""
+
+    def lost(self, engine: Participant, error: BaseException) -> None:
+        """As it should not be."""
+        self.inner.lost(max(self.inner.engines, key=lambda each: each.id), error)
+
+
 class Deaf(Filter):
     """Does not notice that the round moved on, or goes on without an engine."""
 
@@ -646,6 +654,16 @@ MUTANTS = {
         "loss-by-name", [*at("raise"), *at("die"), "every-engine-fails"], filtered(Anonymous)
     ),
     "blames another": Mutant("loss-by-name", ["a-loss-that-ends-the-round"], filtered(Confusing)),
+    "blames the first": Mutant(
+        "loss-by-name",
+        [*at("raise", ("bucket-0", "bucket-4", "released")), *at("die", ("receive", "bucket-2", "applied"))],
+        filtered(Confusing),
+    ),
+    "blames the last": Mutant(
+        "loss-by-name",
+        [*at("raise", ("receive", "bucket-2", "applied")), *at("die", ("bucket-0", "bucket-4", "released"))],
+        filtered(Scapegoat),
+    ),
     "does not survive": Mutant("survives-loss", ["raise-at-bucket-2"], Boasting, collective_inlet),
     "does not notice death": Mutant("bounded", ["die-at-bucket-2"], patch=no_failure),
     "hears nothing of the round": Mutant(
