@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from weightsync.fsm.contract import (
     Bucketful,
@@ -28,6 +29,7 @@ from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Participant, Receipt, _carried
 from weightsync.testing.conformance import TRANSPORT_CHECKS, TRANSPORT_RULES, TransportConformance, Violation
 from weightsync.testing.conformance.peers import Peer, ThreadPeer
+from weightsync.transports import memory
 from weightsync.transports.buffers import Pair
 from weightsync.transports.collective import CollectiveTransport, collective_inlet
 from weightsync.transports.memory import MemoryTransport, memory_inlet
@@ -572,6 +574,37 @@ class Replaying(Half):
         self.past[self.key] = noted
 
 
+class AnySession(Half):
+    """Asks whose the ticket is, and not for whom it was made."""
+
+    def __init__(self, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> None:
+        super().__init__(ticket, memory._endpoints[str(ticket.values["key"])].session, plan, limit)
+
+
+class Unfetched(Half):
+    """Keeps what a round has sent for whoever comes after its end."""
+
+    def __init__(self, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> None:
+        self.over = str(ticket.values["key"]) not in memory._endpoints
+        if not self.over:
+            super().__init__(ticket, session, plan, limit)
+        self.plan = plan
+
+    @contextmanager
+    def buckets(self) -> Iterator[Iterator[Bucketful]]:
+        """What waits there, and then the end."""
+        if not self.over:
+            with self.inner.buckets() as frames:
+                yield frames
+            return
+        yield self.rest()
+
+    def rest(self) -> Iterator[Bucketful]:
+        """One bucket was still there."""
+        yield Bucketful(0, torch.zeros(self.plan.buckets[0].nbytes, dtype=torch.uint8))
+        raise TransportError("the round is over")
+
+
 class Overwriting(Half):
     """Takes what an engine serves for a place to put things."""
 
@@ -706,6 +739,10 @@ MUTANTS = {
         "no-tensor-kept", ["no-tensor-kept", "no-tensor-kept-after-a-failure"], Keeping
     ),
     "takes old tickets": Mutant("stale-ticket", ["stale-ticket"], inlet=Replaying),
+    "asks for no session": Mutant("stale-ticket", ["ticket-of-another-session"], inlet=AnySession),
+    "keeps what nobody read": Mutant(
+        "stale-ticket", ["ticket-that-nobody-read", "stale-ticket"], inlet=Unfetched
+    ),
     "cannot be closed": Mutant("inlet-closes", ["inlet-closes"], inlet=Unclosable),
     "waits for ever": Mutant("inlet-closes", ["inlet-waits-no-longer-than-its-limit"], inlet=Patient),
     "leaves sockets": Mutant("nothing-left", ["nothing-left"], lambda: Littering("socket")),

@@ -18,13 +18,14 @@ from .rules import Check
 from .transport_ends import ENDS
 from .transport_faults import FAULTS
 from .transport_good import GOOD
+from .transport_tickets import TICKETS
 from .visit import EngineSubject, EngineUnderTest
 
 __all__ = ["ENGINE_CHECKS", "TRANSPORT_CHECKS", "EngineConformance", "TransportConformance"]
 
 T = TypeVar("T")
 
-TRANSPORT_CHECKS: tuple[Check[TransportUnderTest], ...] = (*GOOD, *FAULTS, *ENDS)
+TRANSPORT_CHECKS: tuple[Check[TransportUnderTest], ...] = (*GOOD, *TICKETS, *FAULTS, *ENDS)
 """What every transport must pass."""
 
 ENGINE_CHECKS: tuple[Check[EngineUnderTest], ...] = (*WORDS, *ENDINGS, *LIMITS)

@@ -1,18 +1,16 @@
-"""What a transport does when nothing goes wrong: bytes, facts, receipts, tickets, and what is left."""
+"""What a transport does when nothing goes wrong: bytes, facts, receipts, and what is left."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from concurrent.futures import Future
 from dataclasses import asdict
 
 import torch
 
 from ...engine import receiver_for
-from ...fsm.contract import Capabilities, InletFactory, Ticket
+from ...fsm.contract import Capabilities
 from ...fsm.engine_table import Session
-from ...fsm.plan import Plan
 from ...fsm.policy import Policy
 from ...handlers.local_engine import LocalEngine
 from ...handlers.threads import spawn
@@ -30,14 +28,12 @@ from .transport_rules import (
     CONTENT,
     DECLARES,
     EARLY_ACK,
-    INLET_CLOSES,
     LOSS_BY_NAME,
     NEXT_ROUND,
     NO_TENSOR_KEPT,
     NOTHING_LEFT,
     RECEIPT_UNCHANGED,
     SOURCE_UNTOUCHED,
-    STALE_TICKET,
     TELLS_OR_RAISES,
 )
 
@@ -215,57 +211,6 @@ def no_tensor_kept(tested: TransportUnderTest, fault: str) -> None:
         NO_TENSOR_KEPT.unless(not alive(), f"{', '.join(alive())} are still referred to after the round")
 
 
-@checked(GOOD, "stale-ticket")
-def stale_ticket(tested: TransportUnderTest) -> None:
-    """The ticket of a round that is over brings nothing, not even while the next round is under way."""
-    with Rounds(tested) as rounds:
-        old = rounds.round(plain(1))
-        old.good()
-        for _ in range(2):
-            call = _reading(tested.inlet(), old.tickets[0], old.session, old.plan, 1.0)
-            got, error = rounds.outcome(call, "an inlet with an old ticket", STALE_TICKET)
-            STALE_TICKET.unless(error is not None, f"an old ticket brought {got} buckets")
-            rounds["b"].arm("wait", 2)
-            run = rounds.round(plain(2))
-            whole = spawn("kit-round", run.run)
-            eventually(rounds["b"].reached, rounds.patience)
-            call = _reading(tested.inlet(), old.tickets[0], old.session, old.plan, 1.0)
-            got, error = rounds.outcome(call, "an inlet with an old ticket", STALE_TICKET)
-            rounds["b"].release()
-            rounds.join(whole, STALE_TICKET)
-            STALE_TICKET.unless(error is not None, f"an old ticket brought {got} buckets of another round")
-            STALE_TICKET.unless(not run.lost, f"an old ticket disturbed a round: {run.lost}")
-
-
-@checked(GOOD, "inlet-waits-no-longer-than-its-limit", 0.5)
-@checked(GOOD, "inlet-closes", 120.0)
-def inlet_ends(tested: TransportUnderTest, limit: float) -> None:
-    """An inlet that nothing is sent to gives up by its own limit, or when it is closed from outside."""
-    with Rounds(tested, ("a",)) as rounds:
-        run = rounds.round(silent=True)
-        opening = run.begin("open")
-        eventually(lambda: run.tickets, rounds.patience)
-        INLET_CLOSES.unless(run.tickets, "open asked no engine to receive")
-        inlet = tested.inlet()(run.tickets[0], run.session, run.plan, limit)
-
-        def read() -> int:
-            with inlet.buckets() as frames:
-                return sum(1 for _ in frames)
-
-        reading = spawn("kit-inlet", read)
-        if limit > rounds.patience:
-            eventually(lambda: opening.done() and reading.done(), _MOMENT)
-            inlet.close()
-            inlet.close()
-        got, error = rounds.outcome(reading, "an inlet that nothing is sent to", INLET_CLOSES)
-        INLET_CLOSES.unless(
-            error is not None, f"an inlet that nothing was sent to brought {got} buckets, without error"
-        )
-        inlet.close()
-        rounds.end("abort")
-        run.finish("open", opening)
-
-
 @checked(GOOD, "nothing-left")
 def nothing_left(tested: TransportUnderTest) -> None:
     """Good rounds, bad ones and aborted ones leave no descriptor, thread, process or segment behind."""
@@ -336,11 +281,3 @@ def under_a_real_round(tested: TransportUnderTest) -> None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _reading(make: InletFactory, ticket: Ticket, session: Session, plan: Plan, limit: float) -> Future[int]:
-    def read() -> int:
-        with make(ticket, session, plan, limit).buckets() as frames:
-            return sum(1 for _ in frames)
-
-    return spawn("kit-inlet", read)
