@@ -290,6 +290,32 @@ class Quitting(Twin):
             super().broadcast(plan, weights, port)
 
 
+class Lazy(Twin):
+    """Tells of more buckets than it sends: the last one, or all of them, never leave."""
+
+    def __init__(self, sends: Callable[[int], int]) -> None:
+        super().__init__()
+        self.sends = sends
+
+    def broadcast(self, plan: Plan, weights: Weights, port: Any) -> None:
+        """Move some, and tell of all."""
+        real = self.sends(len(plan.buckets))
+        held, stop = Filter(port), PortClosed("that was all")
+
+        def bucket_sent(index: int) -> None:
+            if index < real:
+                port.bucket_sent(index)
+            if index + 1 >= real:
+                raise stop
+
+        vars(held)["bucket_sent"] = bucket_sent
+        if real:
+            self.inner.broadcast(plan, weights, held)
+        for bucket in plan.buckets[real:]:
+            port.bucket_sent(bucket.index)
+        port.all_sent()
+
+
 class RaisingClean(Twin):
     def clean(self) -> None:
         """Not well."""
@@ -667,6 +693,12 @@ MUTANTS = {
     ),
     "changes a byte in a real round": Mutant("next-round", ["under-a-real-round"], inlet=Flipping),
     "leaves out a bucket": Mutant("complete", ["good-round", "no-tensors", "no-bytes"], inlet=Dropping),
+    "sends all but the last": Mutant(
+        "complete", ["declares", "good-round", "raise-at-bucket-2"], lambda: Lazy(lambda buckets: buckets - 1)
+    ),
+    "sends nothing": Mutant(
+        "complete", ["declares", "good-round", "raise-at-bucket-2"], lambda: Lazy(lambda _: 0)
+    ),
     "knows one rank": Mutant("complete", ["engine-of-two-ranks"], filtered(FirstRank)),
     "loses some bytes": Mutant("complete", ["good-round"], inlet=Shortening),
     "moves nothing": Mutant("early-ack", ["good-round"], Silent),

@@ -122,6 +122,7 @@ class Watched:
         self.ports: dict[str, WatchingPort] = {}
         self.tickets: list[Ticket] = []
         self._silent = silent
+        self._judged: float | None = None
         self._state, self._rounds = state, rounds
         self._peers = {peer.link.participant: peer for peer in rounds.peers}
         self._limit, self._honest, self._moves_on = limit, honest, moves_on or {}
@@ -159,7 +160,7 @@ class Watched:
     def finish(self, phase: str, call: Future[object], patience: float | None = None) -> BaseException | None:
         """Wait for a phase; the error that it raised, if it did. What it broke is raised."""
         value, error = self._rounds.outcome(
-            call, f"{phase} of {self._rounds.transport.name}", BOUNDED, patience
+            call, f"{phase} of {self._rounds.transport.name}", BOUNDED, patience or self._judged
         )
         self.judge()
         if error is None and value is not None:
@@ -218,8 +219,15 @@ class Watched:
         return error
 
     def good(self, rule: Rule | None = None) -> None:
-        """Run it: everybody has to hold everything, or ``rule`` is broken, unless another one is."""
+        """Run it: everybody has to hold everything, or ``rule`` is broken, unless another one is.
+
+        Nothing happens to its ports that would have to wake a phase, so each may wait for its deadline. That
+        comes before the kit gives up: what did not arrive is what such a round has to answer for.
+        """
+        self._limit, self._judged = min(self._limit, self._rounds.patience), 2 * self._rounds.patience
         error = self.run()
+        if not self.lost:
+            self._arrived(rule or COMPLETE, error)
         if self.lost:
             name, why = next(iter(self.lost.items()))
             raise (rule or COMPLETE).broken(
@@ -241,6 +249,20 @@ class Watched:
                     raise (rule or CONTENT).broken(
                         f"engine {participant} holds other bytes than the trainer for {', '.join(differs)}"
                     )
+
+    def _arrived(self, rule: Rule, error: BaseException | None) -> None:
+        """Refuse a phase that has waited for its deadline, though nothing was wrong."""
+        phase, port = list(self.ports.items())[-1]
+        if port.closed or port.limit > 0:
+            return
+        silent = [str(each) for each in port.engines if each.id not in port.receipts]
+        sent = len(self.fired("bucket_sent"))
+        if error is not None or silent:
+            raise rule.broken(
+                f"nothing was wrong, and {phase} has waited for its deadline, {self._limit:g} s: "
+                f"{sent} of {len(self.plan.buckets)} buckets were told of as sent, and no receipt came of "
+                f"{', '.join(silent) or 'nobody'}; raised was {error!r}"
+            ) from error
 
     # -- what became of it ----------------------------------------------------------------------------------
 
