@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from weightsync.fsm.contract import InletFactory, Transport
+from weightsync.fsm.errors import SetupError
 from weightsync.testing.conformance import (
     ENGINE_CHECKS,
     TRANSPORT_CHECKS,
@@ -60,6 +63,91 @@ def test_a_suite_without_a_subject_says_what_is_missing() -> None:
         TransportConformance().inlet()
     with pytest.raises(NotImplementedError, match=r"give it engine\(\)"):
         EngineConformance().engine()
+
+
+class Mistaken(Mine):
+    """Returns the class, and calls what it should return."""
+
+    def transport(self) -> Any:
+        """Forgets to call it."""
+        return MemoryTransport
+
+    def inlet(self) -> Any:
+        """Calls it too early."""
+        return memory_inlet()  # type: ignore[call-arg]
+
+
+class Lacking(EngineConformance):
+    """An engine that is told by its test what it is, and what can be done to it."""
+
+    def __init__(self, subject: Any, *can: str) -> None:
+        self.subject, self.can = subject, frozenset(can)  # type: ignore[misc]
+
+    def engine(self) -> Any:
+        """Whatever it is."""
+        return self.subject
+
+
+def run(suite: Any) -> None:
+    """The first check of a suite."""
+    next(iter(suite.checks()))(suite)
+
+
+def test_a_class_in_place_of_a_transport_is_told() -> None:
+    """The most common slip; and None, of whoever forgot to return anything."""
+    mistaken = Mistaken()
+    with pytest.raises(SetupError) as caught:
+        run(mistaken)
+    assert str(caught.value) == (
+        "Mistaken.transport() returned the class MemoryTransport: call it, as in `return MemoryTransport()`"
+    )
+    mistaken.transport = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(SetupError, match=r"^Mistaken.transport\(\) returned None, which has no name, cap"):
+        run(mistaken)
+
+
+def test_an_inlet_that_is_called_instead_of_returned_is_told() -> None:
+    """Its own TypeError would say nothing about that."""
+    mistaken = Mistaken()
+    mistaken.transport = MemoryTransport  # type: ignore[method-assign]
+    with pytest.raises(SetupError, match=r"^Mistaken.inlet\(\) raised .* return the function itself, and"):
+        run(mistaken)
+    mistaken.inlet = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(SetupError, match=r"^Mistaken.inlet\(\) returned None, which is no receiving half"):
+        run(mistaken)
+
+
+def test_what_is_no_engine_is_told() -> None:
+    """A class, and a subject that lacks what the suite needs, or says it can do."""
+    with pytest.raises(
+        SetupError, match=r"^Lacking.engine\(\) returned the class object: call it, as in `re"
+    ):
+        run(Lacking(object))
+    subject = SimpleNamespace(link=None, another_link=None, tensors=None, admits=None, generating=None)
+    with pytest.raises(SetupError, match=r"which has no close: it needs them all$"):
+        run(Lacking(subject))
+    with pytest.raises(SetupError, match=r"which has no close, kill: it needs them all$"):
+        run(Lacking(subject, "kill"))
+
+
+def test_a_word_in_can_that_nobody_knows_is_refused() -> None:
+    """Otherwise the checks that it was to ask for would just never run."""
+    with pytest.raises(SetupError) as caught:
+        Lacking(None, "kil", "restart").checks()
+    assert str(caught.value) == (
+        "Lacking.can says 'kil': it has to be a set of 'kill' and 'restart', or of one of them, or empty"
+    )
+    suite = Lacking(None)
+    suite.can = "kill"  # type: ignore[assignment,misc]
+    with pytest.raises(SetupError, match=r"^Lacking.can says 'kill': it has to be a set"):
+        suite.checks()
+
+
+def test_pytest_shows_one_line_for_it() -> None:
+    """It is found while tests are collected, where a traceback through pytest would hide it."""
+    with pytest.raises(pytest.fail.Exception, match=r"^Lacking.can says 'kil'") as caught:
+        Lacking(None, "kil").pytest_generate_tests(SimpleNamespace(fixturenames=["check"]))
+    assert not caught.value.pytrace
 
 
 def test_a_check_that_is_excused_is_skipped_with_its_reason() -> None:

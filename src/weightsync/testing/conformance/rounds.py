@@ -26,6 +26,7 @@ from ..small_engine import expectation
 from .contents import described, plain
 from .peers import Peer
 from .rules import Rule, Violation, eventually, holding
+from .subjects import transport_of
 from .transport_rules import (
     ABORT_WAKES,
     BOUNDED,
@@ -301,7 +302,7 @@ class Rounds:
 
     def __init__(self, tested: TransportUnderTest, names: Sequence[str] = ("a", "b")) -> None:
         self.patience = tested.patience
-        self.transport = tested.transport()
+        self.transport = transport_of(tested)
         self.peers = list(tested.engines(names))
 
     def __enter__(self) -> Self:

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...fsm.contract import InletFactory, Transport
+from ...fsm.errors import SetupError
 from .engine_ends import ENDINGS
 from .engine_limits import LIMITS
 from .engine_words import WORDS
 from .peers import Peer, ProcessPeers, ThreadPeer
 from .rounds import TransportUnderTest
 from .rules import Check
+from .subjects import check_can, inlet_of, transport_of
 from .transport_ends import ENDS
 from .transport_faults import FAULTS
 from .transport_good import GOOD
@@ -45,7 +47,13 @@ class Suite:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Called by pytest: a test for each check."""
         if "check" in metafunc.fixturenames:
-            metafunc.parametrize("check", self.checks(), ids=str)
+            try:
+                checks = self.checks()
+            except SetupError as error:
+                import pytest
+
+                pytest.fail(str(error), pytrace=False)
+            metafunc.parametrize("check", checks, ids=str)
 
     def test_it_keeps_the_contract(self, check: Check[Any]) -> None:
         """One check of the conformance kit; what it holds is in ``check.about``."""
@@ -77,7 +85,7 @@ class TransportConformance(Suite):
 
     def engines(self, names: Sequence[str]) -> Sequence[Peer]:
         """Engines that receive by it."""
-        inlets = {self.transport().name: self.inlet()}
+        inlets = {transport_of(self).name: inlet_of(self)}
         if not self.processes:
             return [ThreadPeer(name, inlets) for name in names]
         kind = type(self)
@@ -103,7 +111,7 @@ class EngineConformance(Suite):
     """Seconds until something that should happen at once counts as never."""
 
     can: ClassVar[frozenset[str]] = frozenset()
-    """``kill`` and ``restart``, as far as ``engine()`` has them."""
+    """``kill`` and ``restart``, as far as ``engine()`` has them; any other word is refused."""
 
     def engine(self) -> EngineSubject:
         """An engine that serves, and receives by ``given_inlet`` under the name ``GIVEN``."""
@@ -111,4 +119,5 @@ class EngineConformance(Suite):
 
     def checks(self) -> Sequence[Check[EngineUnderTest]]:
         """The checks that can be run on it."""
-        return [check for check in ENGINE_CHECKS if not check.needs or check.needs in self.can]
+        can = check_can(self, self.can)
+        return [check for check in ENGINE_CHECKS if not check.needs or check.needs in can]

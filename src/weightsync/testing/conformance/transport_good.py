@@ -22,6 +22,7 @@ from .contents import described, dtypes, of_dtype, plain, shapes
 from .residue import census, growth
 from .rounds import Rounds, TransportUnderTest
 from .rules import Check, Violation, checked, eventually
+from .subjects import inlet_of, transport_of
 from .transport_rules import (
     BUCKET_IS_VALID,
     COMPLETE,
@@ -242,9 +243,9 @@ def nothing_left(tested: TransportUnderTest) -> None:
 @checked(GOOD, "engine-of-two-ranks")
 def engine_of_two_ranks(tested: TransportUnderTest) -> None:
     """Every rank of an engine receives by itself, and the engine is acked with the receipts of all."""
-    transport, state = tested.transport(), plain()
+    transport, state = transport_of(tested), plain()
     weights, session = TorchWeights.of(state), Session("kit-ranks", 1, 1)
-    plan, inlets = weights.plan(64), {transport.name: tested.inlet()}
+    plan, inlets = weights.plan(64), {transport.name: inlet_of(tested)}
     links = [SmallLink(*(SmallEngine(name, rank, inlets=inlets) for rank in range(2))) for name in "ab"]
     for engine in (engine for link in links for engine in link.ranks):
         engine.open(session, plan, weights.digest())
@@ -263,9 +264,9 @@ def engine_of_two_ranks(tested: TransportUnderTest) -> None:
 @checked(GOOD, "under-a-real-round")
 def under_a_real_round(tested: TransportUnderTest) -> None:
     """A trainer hands weights over with it, twice: every engine serves what the trainer has."""
-    transport, live = tested.transport(), [{"w": torch.zeros(40)}, {"w": torch.zeros(40)}]
+    transport, live = transport_of(tested), [{"w": torch.zeros(40)}, {"w": torch.zeros(40)}]
     links = [
-        LocalEngine(receiver_for(held, f"e{number}", extra_inlets={transport.name: tested.inlet()}))
+        LocalEngine(receiver_for(held, f"e{number}", extra_inlets={transport.name: inlet_of(tested)}))
         for number, held in enumerate(live)
     ]
     policy = Policy(deadline=4 * tested.patience, bucket_bytes=64)

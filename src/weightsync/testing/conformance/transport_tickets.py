@@ -12,6 +12,7 @@ from ...handlers.threads import spawn
 from .contents import plain
 from .rounds import Rounds, TransportUnderTest, Watched
 from .rules import Check, checked, eventually
+from .subjects import inlet_of
 from .transport_rules import INLET_CLOSES, STALE_TICKET
 
 __all__ = ["TICKETS"]
@@ -31,13 +32,15 @@ def stale_ticket(tested: TransportUnderTest) -> None:
         old = rounds.round(plain(1))
         old.good()
         for _ in range(2):
-            _leads_nowhere(rounds, tested.inlet(), old, old.session, "an old ticket")
+            _leads_nowhere(rounds, inlet_of(tested), old, old.session, "an old ticket")
             rounds["b"].arm("wait", 2)
             run = rounds.round(plain(2))
             whole = spawn("kit-round", run.run)
             eventually(rounds["b"].reached, rounds.patience)
             try:
-                _leads_nowhere(rounds, tested.inlet(), old, old.session, "an old ticket, beside a new round,")
+                _leads_nowhere(
+                    rounds, inlet_of(tested), old, old.session, "an old ticket, beside a new round,"
+                )
             finally:
                 rounds["b"].release()
             rounds.join(whole, STALE_TICKET)
@@ -53,7 +56,7 @@ def another_session(tested: TransportUnderTest) -> None:
         run, whole = _unread(rounds)
         mine = run.session
         for other in (old.session, replace(mine, epoch=mine.epoch - 1), replace(mine, round="kit-another")):
-            _leads_nowhere(rounds, tested.inlet(), run, other, f"the ticket of {mine}, taken by {other},")
+            _leads_nowhere(rounds, inlet_of(tested), run, other, f"the ticket of {mine}, taken by {other},")
         rounds.end("abort")
         rounds.stopped(whole)
         rounds.go_on()
@@ -67,7 +70,7 @@ def nobody_read(tested: TransportUnderTest) -> None:
         rounds.end("abort")
         rounds.stopped(whole)
         for _ in range(2):
-            _leads_nowhere(rounds, tested.inlet(), run, run.session, "a ticket of an aborted round")
+            _leads_nowhere(rounds, inlet_of(tested), run, run.session, "a ticket of an aborted round")
             rounds.go_on()
 
 
@@ -80,7 +83,7 @@ def inlet_ends(tested: TransportUnderTest, limit: float) -> None:
         opening = run.begin("open")
         eventually(lambda: run.tickets, rounds.patience)
         INLET_CLOSES.unless(run.tickets, "open asked no engine to receive")
-        inlet = tested.inlet()(run.tickets[0], run.session, run.plan, limit)
+        inlet = inlet_of(tested)(run.tickets[0], run.session, run.plan, limit)
 
         def read() -> int:
             with inlet.buckets() as frames:

@@ -23,6 +23,7 @@ from .contents import described
 from .engine_rules import ANSWERS_AT_ONCE, OPEN_PAUSES, SERVES_NEW
 from .given import numbers, ticket
 from .rules import Rule, eventually, holding
+from .subjects import engine_of
 
 __all__ = ["EngineSubject", "EngineUnderTest", "Visit"]
 
@@ -78,7 +79,7 @@ class Visit:
     """A context: begins with a good round, so that the engine holds a version and is whole."""
 
     def __init__(self, tested: EngineUnderTest) -> None:
-        self.patience, self.subject = tested.patience, tested.engine()
+        self.patience, self.subject = tested.patience, engine_of(tested)
         self.link = self.subject.link
         self.weights = TorchWeights.of({name: each.clone() for name, each in self.subject.tensors().items()})
         largest = max((spec.nbytes for spec in self.weights.plan(1 << 20).tensors), default=1)
