@@ -13,7 +13,7 @@ from localsubject import LocalSubject
 from weightsync.fsm.contract import EngineStatus, Ticket
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.engine_table import Session
-from weightsync.fsm.errors import EngineError, EngineGone, StaleSession
+from weightsync.fsm.errors import EngineError, EngineGone, SetupError, StaleSession
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt, _carried
 from weightsync.handlers.futures import begun, then
@@ -278,6 +278,23 @@ class Mortal(LocalSubject):
         self.link.dead = True
 
 
+class Opening(LocalSubject):
+    """Opens the gate where it is only asked whether it is open."""
+
+    def admits(self) -> bool:
+        """As it should not be."""
+        self.receiver.gate.open()
+        return True
+
+
+class OpeningWithoutAWord(LocalSubject):
+    """The same, and says nothing."""
+
+    def admits(self) -> Any:
+        """As it should not be."""
+        return self.receiver.gate.open()
+
+
 # -- engines ----------------------------------------------------------------------------------------------
 
 
@@ -338,6 +355,7 @@ MUTANTS = {
     "calls itself otherwise": Mutant("hello", ["hello"], Misnamed),
     "hides a restart": Mutant("hello", ["restarted"], Immortal),
     "does not pause": Mutant("open-pauses", ["rounds", "never-blocks"], patch=open_gate),
+    "is opened by whoever asks": Mutant("open-pauses", ["rounds"], subject=Opening),
     "waits without a limit": Mutant("drain-bounded", ["drain-is-bounded"], Unlimited),
     "has no limit of its own": Mutant(
         "own-limit", ["own-limit-paused", "own-limit-receiving", "own-limit-committed"], Unlimited
@@ -412,6 +430,12 @@ def test_the_kit_catches(mutant: str, check: str, monkeypatch: Patch) -> None:
     assert caught.value.rule is rule, f"caught as {caught.value}"
     assert rule.says in str(caught.value)
     assert rule.do in str(caught.value)
+
+
+def test_a_question_that_opens_the_gate_is_told() -> None:
+    """It gives no answer, and the check says which question that was."""
+    with pytest.raises(SetupError, match=r"^OpeningWithoutAWord.admits\(\) returned None: it has to say"):
+        CHECKS["rounds"](Tested(Mutant("", [], subject=OpeningWithoutAWord)))
 
 
 def test_every_check_and_every_rule_has_a_mutant() -> None:

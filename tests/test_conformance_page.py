@@ -1,4 +1,4 @@
-"""What docs/conformance.md shows is true: its transport is run from the page, and its rules are the kit's."""
+"""What docs/conformance.md shows is true: its two suites are run from the page, and its rules are ours."""
 
 import re
 import sys
@@ -26,6 +26,22 @@ def shown(file: str) -> ModuleType:
 
 shown("queue_transport.py")
 TestQueueTransport: Any = vars(shown("test_queue_transport.py"))["TestQueueTransport"]
+TestLocalEngine: Any = vars(shown("test_local_engine.py"))["TestLocalEngine"]
+
+
+class TestLocalEngineThatIsAskedIfItIsPaused(TestLocalEngine):  # type: ignore[misc]
+    """What the page says does as well."""
+
+    def engine(self) -> Any:
+        """The same, asked otherwise."""
+        subject = super().engine()
+        subject.admits = lambda: not subject.receiver.gate.paused
+        return subject
+
+    def checks(self) -> Any:
+        """Those that ask for it most."""
+        wanted = ("rounds", "drain", "never-blocks", "abort", "own-limit")
+        return [check for check in super().checks() if check.name.startswith(wanted)]
 
 
 def table(title: str, rules: dict[str, Rule]) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from ...fsm.contract import EngineLink, EngineStatus
 from ...fsm.engine_table import Session
+from ...fsm.errors import SetupError
 from ...fsm.plan import Plan
 from ...fsm.receipt import Expectation, Receipt
 from ...fsm.states import EngineState
@@ -221,8 +222,17 @@ class Visit:
 
     def admits(self) -> bool:
         """Whether generation is admitted, at the latest within a moment."""
-        return eventually(self.subject.admits, BLINK)
+        return eventually(self._asked, BLINK)
 
     def content(self) -> object:
         """The bytes it samples with."""
         return described(self.subject.tensors())
+
+    def _asked(self) -> bool:
+        answer: object = self.subject.admits()
+        if not isinstance(answer, bool):
+            raise SetupError(
+                f"{type(self.subject).__name__}.admits() returned {answer!r}: it has to say True or False, "
+                f"and to open or close nothing"
+            )
+        return answer
