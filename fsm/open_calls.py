@@ -183,10 +183,21 @@ class OpenCalls(ABC):
         whom = f"; no receipt from {', '.join(owed)}" if owed else ""
         if state is State.Idle and self._holder is not None:
             whom = f"; the lock is held by {self._holder}"
-        idle = self._now - self._moved
+        idle, inside = self._now - self._moved, self._now - self._entered
         return RoundTimedOut(
-            f"{state.name} of round {facts.round} ran out of time: {self._now - self._entered:.3g} s in it, "
-            f"{idle:.3g} s without progress, waiting for {', '.join(waiting) or 'nothing'}{whom}"
+            f"{state.name} of round {facts.round} ran out of time{self._which_limit()}: "
+            f"{inside:.3g} s in it, {idle:.3g} s without progress, "
+            f"waiting for {', '.join(waiting) or 'nothing'}{whom}"
+        )
+
+    def _which_limit(self) -> str:
+        """Whether it was the round's deadline that ended a state, which may have been short, and moving."""
+        forward = self.limits.forward
+        if self.round.state is State.Failed or self._phase_end() < self._started + forward:
+            return ""
+        return (
+            f" at the round's deadline, which leaves {forward:.3g} s for all states up to here "
+            "(raise Policy(deadline=...) if nothing is stuck)"
         )
 
     # -- records --------------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ def test_a_state_ends_when_nothing_moves() -> None:
     took, result = stuck_at_a_bucket(lambda simulation: None, idle=0.5)
     assert took == pytest.approx(0.6, abs=0.1)
     assert "0.5 s without progress, waiting for broadcast()" in str(result.error)
+    assert "deadline" not in str(result.error), "the round had time left"
 
 
 def test_progress_feeds_the_idle_limit_and_nothing_else() -> None:
@@ -216,6 +217,7 @@ def test_progress_feeds_the_idle_limit_and_nothing_else() -> None:
     took, result = stuck_at_a_bucket(keep_moving, idle=0.5)
     assert took == pytest.approx(3.0, abs=0.1)
     assert isinstance(result.error, RoundTimedOut)
+    assert "ran out of time at the round's deadline, which leaves 3 s for all states" in str(result.error)
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.02, 0.03])

@@ -142,6 +142,16 @@ def progress_keeps_a_state_alive() -> None:
     assert seconds > 1.0, f"given up after {seconds:.2f} s although it moved"
 
 
+def a_deadline_is_named() -> None:
+    """What ends a state that moves all the while is the deadline of the round."""
+    policy = Policy(deadline=4.0, lease=20.0, idle=0.5)
+    simulation = Simulation(policy=policy, faults=[Fault(Act.broadcast, "hang", bucket=1)])
+    for beat in range(1, 40):
+        simulation.at(0.1 * beat, lambda: simulation.driver.progress(simulation.clock.now()))
+    told = str(simulation.run().error)
+    assert "at the round's deadline" in told, f"nobody knows what ended it: {told}"
+
+
 def an_observers_error_is_its_own() -> None:
     """The others hear everything."""
     heard: list[int] = []
@@ -309,6 +319,9 @@ TWINS: dict[str, Twin] = {
     ),
     "progress ignored": Twin(
         set_to(Driver, "progress", only_the_time), progress_keeps_a_state_alive, "although it moved"
+    ),
+    "a deadline is not named": Twin(
+        set_to(Driver, "_which_limit", lambda self: ""), a_deadline_is_named, "what ended it"
     ),
     "observer error propagates": Twin(propagate, an_observers_error_is_its_own, "silenced the others"),
     "any lock error is a refusal": Twin(
