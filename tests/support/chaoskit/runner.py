@@ -24,7 +24,7 @@ from casekit.rayside import InActor
 from weightsync import RayLock
 
 from .faults import KINDS, Fault, draw
-from .trainer import LEASE, POLICY, trainer
+from .trainer import LEASE, SHORT, trainer
 from .witness import Witness, grants, paths
 
 __all__ = ["ENGINES", "ChaosFound", "Report", "run"]
@@ -168,7 +168,7 @@ class _Run:
         def left() -> bool:
             return not any(engine.look().in_session for engine in self._engines)
 
-        assert eventually(left, POLICY.deadline + _SLACK), "an engine stays in the session of a dead trainer"
+        assert eventually(left, SHORT.deadline + _SLACK), "an engine stays in the session of a dead trainer"
         path = paths(self._log)[-1]  # replayed: a step that the table does not have would have been refused
         self._next_trainer()
         return f"{'>'.join(name[:2] for name in path)} died, lock free after {freed:.1f} s"

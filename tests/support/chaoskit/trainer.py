@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from casekit.rayside import InActor, environment
 from casekit.scripts import ANY, Injected, Raise, Sleep
 from casekit.tensors import state
 from casekit.wrapped import Steps, Tripwire
+from weightsync.fsm.policy import Limits, Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition
 from weightsync.handlers.ledger import FileLedger
@@ -26,12 +28,35 @@ from .deeds import Die, Freeze, freeze, keeper_of
 from .faults import Fault
 from .witness import Witness
 
-__all__ = ["LEASE", "POLICY", "Trainer", "trainer"]
+__all__ = ["LEASE", "SHORT", "Trainer", "trainer"]
 
 LEASE = 2.0
-POLICY = quick(deadline=6.0, lease=LEASE)
+POLICY = quick(deadline=20.0, lease=LEASE)
+"""Patient with a machine that is busy: what is short for the faults has a limit of its own."""
+
+SHORT = quick(deadline=6.0, lease=LEASE)
+"""For a round in which the trainer dies: an engine stays in its session for as long as the deadline."""
+
 _RESTART = 8.0
 """Seconds for Ray to start another keeper, on a machine that is busy."""
+
+
+class _Either(Policy):
+    """One policy or the other: which one may change between rounds."""
+
+    now = POLICY
+
+    def choose(self, policy: Policy) -> None:
+        """From the next round on. A policy is frozen otherwise."""
+        object.__setattr__(self, "now", policy)
+
+    def limits(self) -> Limits:
+        """Those of the present one."""
+        return self.now.limits()
+
+
+def _either() -> _Either:
+    return _Either(**{each.name: getattr(POLICY, each.name) for each in fields(POLICY)})
 
 
 class Trainer:
@@ -42,8 +67,9 @@ class Trainer:
         self._engines, self._lock = engines, Witness(*lock)
         self._wire, self._hook = Tripwire(transport_for("collective")), Steps()
         self._fired: list[Fault] = []
+        self._policy = _either()
         self._bench = Bench(
-            engines, self._wire, policy=POLICY, handlers=[self._hook, StateLog(log)], lock=self._lock,
+            engines, self._wire, policy=self._policy, handlers=[self._hook, StateLog(log)], lock=self._lock,
             rival=Witness(*lock), ledger=FileLedger(folder / "ledger.json"),
         )  # fmt: skip
         return os.getpid()
@@ -53,11 +79,14 @@ class Trainer:
         self._wire.disarm()
         self._hook.disarm()
         self._bench.sync.servable()
+        self._policy.choose(POLICY)
         return self._bench.works(state(number)).version
 
     def bad(self, number: int, faults: list[Fault]) -> tuple[str, list[Fault]]:
         """A round in which these go wrong; what became of it, and which of them happened."""
         self._fired.clear()
+        dies = any(fault.kind == "trainer-kill" for fault in faults)
+        self._policy.choose(SHORT if dies else POLICY)
         lives = {engine.name: engine.look().incarnation for engine in self._engines}
         for fault in faults:
             self._arm(fault)
