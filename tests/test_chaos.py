@@ -5,13 +5,20 @@
 
 import os
 import secrets
+from asyncio import CancelledError
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chaoskit.faults import KINDS, LEAST, draw
+from casekit.scripts import Injected
+from chaoskit.causes import check
+from chaoskit.faults import KINDS, LEAST, Fault, draw
 from chaoskit.runner import ENGINES, run
+from weightsync.fsm.errors import EngineGone, EngineSilent, RoundError
+from weightsync.fsm.results import RoundResult
+from weightsync.fsm.states import Outcome
 from weightsync.handlers.receiver import FAULT_POINTS
 
 ROUNDS = 30
@@ -37,6 +44,70 @@ def test_a_seed_says_everything() -> None:
             assert not fault.kind.startswith("engine") or fault.point in FAULT_POINTS
     late = Counter(fault.kind for faults in draw(1, 500, ENGINES) for fault in faults)
     assert min(late[kind] for kind in KINDS) > 20
+
+
+NAMES = ["c0", "c1", "c2"]
+RAISED = Fault("engine-raise", "apply", 1, 2)
+FAILED = RoundResult(
+    round="r1", step=1, version=1, epoch=1, attempts=1, outcome=Outcome.failed, published="no", engines=(),
+    path=("Idle", "Locked", "Broadcasting", "Failed", "Released"), seconds={}, error=Injected(str(RAISED)),
+    culprit="c1", bucket=2, failed_in="Broadcasting",
+)  # fmt: skip
+
+
+def test_a_round_that_failed_by_what_happened_in_it() -> None:
+    """Also if something else happened too, or if it worked all the same."""
+    check(FAILED, [RAISED], NAMES, {})
+    check(FAILED, [Fault("engine-kill", "open", 0), RAISED], NAMES, {})
+    check(replace(FAILED, outcome=Outcome.complete, error=None), [RAISED], NAMES, {})
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"error": RoundError("something went wrong")}, "raised another one"),
+        ({"error": Injected("another one")}, "raised another one"),
+        ({"culprit": "c0"}, "c0 is blamed"),
+        ({"culprit": None}, "None is blamed"),
+        ({"bucket": 1}, "at bucket 1"),
+        ({"failed_in": "Cleaning"}, "in Cleaning"),
+        ({"failed_in": "Awaiting"}, "by its path"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_another_error_is_noticed(other: dict[str, object], words: str) -> None:
+    """Its kind, its text, whom it blames, and where."""
+    with pytest.raises(AssertionError, match=words):
+        check(replace(FAILED, **other), [RAISED], NAMES, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fits", "not_so"),
+    [
+        (Fault("engine-kill", "open", 1), EngineGone("engine c1 ..."), EngineSilent("engine c1 ...")),
+        (Fault("engine-stop", "open", 1), EngineSilent("engine c1 ..."), EngineSilent("engine c2 ...")),
+        (Fault("cancel", "open"), CancelledError("the round was cancelled"), CancelledError("no")),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_each_fault_has_errors_of_its_own(fault: Fault, fits: BaseException, not_so: BaseException) -> None:
+    """By which no other kind of them explains a round."""
+    name = NAMES[fault.engine] if fault.engine >= 0 else None
+    check(replace(FAILED, error=fits, culprit=name), [fault], NAMES, {})
+    with pytest.raises(AssertionError, match="is not what"):
+        check(replace(FAILED, error=not_so, culprit=name), [fault], NAMES, {})
+
+
+def test_what_this_process_raised_is_the_very_object() -> None:
+    """One that looks the same is another one; and nothing fails by itself."""
+    fault = Fault("trainer-raise", "bucket_sent", bucket=2)
+    error = Injected(str(fault))
+    result = replace(FAILED, error=error, culprit=None)
+    check(result, [fault], NAMES, {fault: error})
+    with pytest.raises(AssertionError, match="not the very object"):
+        check(result, [fault], NAMES, {fault: Injected(str(fault))})
+    with pytest.raises(AssertionError, match="nothing happened"):
+        check(result, [], NAMES, {})
 
 
 @pytest.mark.ray

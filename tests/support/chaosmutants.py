@@ -1,4 +1,4 @@
-"""Faults to bring back into the lock, and into what fences its former owners: ``pytest -p chaosmutants``.
+"""Faults to bring back, above all into the lock and what fences former owners: ``pytest -p chaosmutants``.
 
 Which one is said by the environment variable ``CHAOSKIT_MUTANT``. Engines, trainers and keepers are processes
 of their own: ``tests/conftest.py`` lets each of them import this module, too.
@@ -15,8 +15,9 @@ import pytest
 
 from breakers import abort_nobody
 from weightsync.fsm.engine import EngineMachine
-from weightsync.fsm.errors import IllegalEvent, StaleSession
+from weightsync.fsm.errors import IllegalEvent, RoundError, StaleSession
 from weightsync.fsm.lock import LockBook
+from weightsync.fsm.tally import Tally
 from weightsync.handlers import lock_actor
 from weightsync.handlers.lock import Refusals
 from weightsync.handlers.silence import Silence
@@ -104,6 +105,29 @@ def engines_not_told_to_abort() -> None:
     abort_nobody(pytest.MonkeyPatch())
 
 
+def errors_are_all_the_same() -> None:
+    """Whatever failed a round, its error says that something did, and no more."""
+    first = Tally._first
+
+    def vague(self: Tally, facts: Any) -> Any:
+        culprit, error = first(self, facts)
+        return culprit, None if error is None else RoundError("something went wrong")
+
+    Changed(Tally, "_first", vague)
+
+
+def another_engine_is_blamed() -> None:
+    """The error is the right one, and its engine is not."""
+    first = Tally._first
+
+    def unjust(self: Tally, facts: Any) -> Any:
+        culprit, error = first(self, facts)
+        others = sorted(facts.roster - {culprit})
+        return others[0] if culprit is not None else None, error
+
+    Changed(Tally, "_first", unjust)
+
+
 _KILLED, _FROZEN, _KEEPER = "test_an_owner_is_killed", "test_an_owner_is_frozen", "test_in_each_state"
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "epoch_not_checked": (epoch_not_checked, f"lock.py -k {_FROZEN}[Awaiting]"),
@@ -116,6 +140,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "refusals_not_counted": (refusals_not_counted, f"lock.py -k {_FROZEN}[Locked]"),
     "engines_not_told_to_abort": (engines_not_told_to_abort, ".py -k test_every_round"),
     "lease_never_ends_in_chaos": (lease_never_ends, ".py -k test_every_round"),
+    "errors_are_all_the_same": (errors_are_all_the_same, ".py -k test_every_round"),
+    "another_engine_is_blamed": (another_engine_is_blamed, ".py -k test_every_round"),
 }
 """By name: the change, and which tests of ``test_chaos*`` must notice it."""
 

@@ -218,7 +218,10 @@ class Bench:
         return result
 
     def endures(self, model: object, *, more: float = 0.0, free: float = 1.0) -> RoundResult:
-        """A round of which nobody knows how it ends, seen from all sides.
+        """A round of which nobody knows how it ends, seen from all sides but one.
+
+        If it failed, by what is for the caller to check, who knows what went wrong. Here, no more is seen
+        than whether the message has all that the result says.
 
         Args:
             model: as for ``works``.

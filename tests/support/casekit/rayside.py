@@ -83,9 +83,9 @@ class _Actor(RayReceiver):
         return os.getpid(), hash("weightsync")
 
     @ray.method(concurrency_group="test")
-    def left(self) -> int:
-        """How much it is armed with that has not gone off."""
-        return self.script.left
+    def armed(self, point: str, bucket: int) -> bool:
+        """Whether what it was armed with there has not gone off."""
+        return self.script.armed(point, bucket)
 
     @ray.method(concurrency_group="test")
     def refused(self) -> int:

@@ -93,10 +93,9 @@ class Script:
         """Whether something it was armed with is still going on."""
         return self._inside > 0
 
-    @property
-    def left(self) -> int:
-        """How much it is armed with that has not gone off."""
-        return len(self._armed)
+    def armed(self, point: str, bucket: int = ANY) -> bool:
+        """Whether what it was armed with there has not gone off."""
+        return (point, bucket) in self._armed
 
     def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:
         """Go off at ``point``, once: at this bucket, or at whichever comes first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "LEAST", "Fault", "draw"]
+__all__ = ["IN_BUCKETS", "KINDS", "LEAST", "Fault", "draw"]
 
 KINDS = (
     "engine-kill",  # SIGKILL of an engine's process; Ray starts another one
@@ -28,7 +28,9 @@ LEAST = 2
 
 _ENGINE = ("open", "opened", "receive", "frame", "apply", "applied", "release", "acked", "commit", "copied",
            "committed", "resume", "resumed")  # fmt: skip
-_IN_BUCKETS = ("frame", "apply", "applied")
+IN_BUCKETS = ("frame", "apply", "applied")
+"""Points of an engine that it comes to once for each bucket."""
+
 _TRAINER = ("prepare", "open", "broadcast", "bucket_sent", "collect", "transport clean", "clean")
 _BUCKETS = 3
 
@@ -77,7 +79,7 @@ def _fault(chance: random.Random, kind: str, engines: int) -> Fault:
     if kind.startswith("engine"):
         seconds = {"engine-stop": 3.0, "engine-slow": chance.uniform(0.1, 0.6)}.get(kind, 0.0)
         point = chance.choice(_ENGINE)
-        return Fault(kind, point, chance.randrange(engines), bucket * (point in _IN_BUCKETS), seconds)
+        return Fault(kind, point, chance.randrange(engines), bucket * (point in IN_BUCKETS), seconds)
     seconds = chance.choice((0.4, 3.0)) if kind.endswith("-stop") else 0.0
     point = chance.choice(_TRAINER)
     engine = chance.randrange(-1, engines) if kind == "line-cut" else -1

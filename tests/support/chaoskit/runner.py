@@ -1,8 +1,8 @@
 """A run: many rounds of one trainer over real engines, each with faults that are drawn from a seed.
 
 After each round with faults, everything that holds after any round is looked at (``casekit.bench``), by the
-trainer itself, or by the next one if it was killed; then comes a good round. At the end, no two owners of the
-lock may ever have held it at once.
+trainer itself, or by the next one if it was killed, and its error is compared with the faults (``causes``);
+then comes a good round. At the end, no two owners of the lock may ever have held it at once.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from weightsync.handlers.ledger import FileLedger
 from weightsync.handlers.log import StateLog
 from weightsync.joining import transport_for
 
+from .causes import check
 from .deeds import Die, Freeze, freeze, keeper_of
-from .faults import Fault
+from .faults import IN_BUCKETS, Fault
 from .witness import Witness
 
 __all__ = ["LEASE", "SHORT", "Trainer", "trainer"]
@@ -67,6 +68,7 @@ class Trainer:
         self._engines, self._lock = engines, Witness(*lock)
         self._wire, self._hook = Tripwire(transport_for("collective")), Steps()
         self._fired: list[Fault] = []
+        self._raised: dict[Fault, BaseException] = {}
         self._policy = _either()
         self._bench = Bench(
             engines, self._wire, policy=self._policy, handlers=[self._hook, StateLog(log)], lock=self._lock,
@@ -85,6 +87,7 @@ class Trainer:
     def bad(self, number: int, faults: list[Fault]) -> tuple[str, list[Fault]]:
         """A round in which these go wrong; what became of it, and which of them happened."""
         self._fired.clear()
+        self._raised.clear()
         dies = any(fault.kind == "trainer-kill" for fault in faults)
         self._policy.choose(SHORT if dies else POLICY)
         lives = {engine.name: engine.look().incarnation for engine in self._engines}
@@ -98,7 +101,7 @@ class Trainer:
         for fault in faults:
             if fault.kind.startswith("engine") and self._went_off(fault, lives):
                 self._fired.append(fault)
-        self._blames(result.culprit, faults)
+        check(result, self._fired, [engine.name for engine in self._engines], self._raised)
         self._spares(result, faults)
         how = "worked" if result.ok else f"failed in {result.failed_in}: {type(result.error).__name__}"
         who = f" by {result.culprit}" if result.culprit else ""
@@ -109,12 +112,6 @@ class Trainer:
         self._bench.__exit__(None, None)
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _blames(self, culprit: str | None, faults: list[Fault]) -> None:
-        """Whoever is blamed by name was hit: nobody else."""
-        hit = {self._engines[fault.engine].name for fault in faults if fault.engine >= 0}
-        others = [fault for fault in faults if fault.engine < 0]
-        assert culprit is None or others or culprit in hit, f"{culprit} is blamed, but {hit} was hit"
 
     def _spares(self, result: RoundResult, faults: list[Fault]) -> None:
         """What goes wrong in the trainer alone costs no engine that stages its place."""
@@ -128,7 +125,9 @@ class Trainer:
 
     def _went_off(self, fault: Fault, lives: dict[str, str]) -> bool:
         engine = self._engines[fault.engine]
-        return engine.look().incarnation != lives[engine.name] or engine.ask("left") == 0
+        if engine.look().incarnation != lives[engine.name]:
+            return True  # of several faults in it, nobody knows any more
+        return not engine.ask("armed", fault.point, _bucket(fault))
 
     def _arm(self, fault: Fault) -> None:
         if fault.kind.startswith("engine"):
@@ -138,8 +137,7 @@ class Trainer:
                 "engine-slow": Sleep(fault.seconds),
                 "engine-raise": Raise(Injected(str(fault))),
             }
-            bucket = fault.bucket if fault.point in ("frame", "apply", "applied") else ANY
-            self._engines[fault.engine].arm(fault.point, deeds[fault.kind], bucket)
+            self._engines[fault.engine].arm(fault.point, deeds[fault.kind], _bucket(fault))
             return
         deed = self._deed(fault)
 
@@ -153,11 +151,12 @@ class Trainer:
             self._wire.arm(fault.point.removeprefix("transport "), go_off, skip=fault.bucket)
 
     def _deed(self, fault: Fault) -> Callable[[], None]:
+        self._raised[fault] = Injected(str(fault))
         keeper = keeper_of(self._lock.name)
         deeds: dict[str, Callable[[], None]] = {
             "trainer-kill": Die(),
             "trainer-stop": Freeze(fault.seconds),
-            "trainer-raise": Raise(Injected(str(fault))),
+            "trainer-raise": Raise(self._raised[fault]),
             "cancel": self._cancel,
             "line-cut": lambda: self._cut(fault.engine),
             "keeper-kill": lambda: os.kill(keeper, signal.SIGKILL),
@@ -175,6 +174,10 @@ class Trainer:
         line = self._lock._line if engine < 0 else self._engines[engine].link._line
         if line is not None:
             line._shut()
+
+
+def _bucket(fault: Fault) -> int:
+    return fault.bucket if fault.point in IN_BUCKETS else ANY
 
 
 def trainer() -> Any:
