@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from casekit.levels import Usage
 from casekit.scripts import Injected
 from chaoskit.causes import check
 from chaoskit.faults import KINDS, LEAST, Fault, draw
+from chaoskit.growth import LEAST_ROUNDS, Growth
 from chaoskit.runner import ENGINES, run
 from weightsync.fsm.errors import EngineGone, EngineSilent, RoundError
 from weightsync.fsm.results import RoundResult
@@ -108,6 +110,47 @@ def test_what_this_process_raised_is_the_very_object() -> None:
         check(result, [fault], NAMES, {fault: Injected(str(fault))})
     with pytest.raises(AssertionError, match="nothing happened"):
         check(result, [], NAMES, {})
+
+
+def held(
+    process: int, descriptors: int = 50, python: int = 9, threads: int = 30, megabytes: float = 300.0
+) -> Usage:
+    """What some process may hold."""
+    return Usage(process, Counter(socket=descriptors), python, threads, megabytes)
+
+
+@pytest.mark.parametrize(
+    ("leak", "words"),
+    [
+        ({"descriptors": 1}, "4 more descriptors"),
+        ({"python": 1}, "4 more Python threads"),
+        ({"threads": 2}, "8 more threads"),
+        ({"megabytes": 10}, "40 more MB"),
+    ],
+    ids=["descriptors", "Python threads", "threads", "memory"],
+)
+def test_what_leaks_a_little_each_time_shows(leak: dict[str, int], words: str) -> None:
+    """Not at once, but soon; not in a process that is new each time."""
+    base = {"descriptors": 50, "python": 9, "threads": 30, "megabytes": 300}
+    leaky = [{what: base[what] + each * number for what, each in leak.items()} for number in range(30)]
+    growth = Growth()
+    for more in leaky[:LEAST_ROUNDS]:
+        growth.note({"c0": held(1, **more)}, 1)
+    with pytest.raises(
+        AssertionError, match=f"c0 leaks: after {LEAST_ROUNDS + 1} good rounds it holds {words}"
+    ):
+        growth.note({"c0": held(1, **leaky[LEAST_ROUNDS])}, 1)
+    for process, more in enumerate(leaky):
+        growth.note({"c1": held(process, **more)}, 1)
+
+
+def test_what_comes_and_goes_is_no_leak() -> None:
+    """The first round warms up; one moment counts for nothing; a line to each dead trainer may stay."""
+    growth = Growth()
+    for number in range(40):
+        more = 20 * (number % 7 == 6) + number // 10
+        growth.note({"c0": held(1, 50 * (number > 0) + more, 9, 30 - number % 3)}, trainers=1 + number // 10)
+    assert len(growth.lines()) == 1
 
 
 @pytest.mark.ray

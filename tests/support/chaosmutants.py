@@ -7,6 +7,7 @@ of their own: ``tests/conftest.py`` lets each of them import this module, too.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from weightsync.fsm.lock import LockBook
 from weightsync.fsm.tally import Tally
 from weightsync.handlers import lock_actor
 from weightsync.handlers.lock import Refusals
+from weightsync.handlers.receiver import Receiver
 from weightsync.handlers.silence import Silence
 
 __all__ = ["MUTANTS", "install"]
@@ -128,6 +130,47 @@ def another_engine_is_blamed() -> None:
     Changed(Tally, "_first", unjust)
 
 
+def failed_rounds_leak_a_descriptor() -> None:
+    """A trainer loses one in each of them."""
+    result = Tally.result
+
+    def leaking(self: Tally, round: Any, at: float) -> Any:
+        told = result(self, round, at)
+        if not told.ok:
+            os.open(os.devnull, os.O_RDONLY)
+        return told
+
+    Changed(Tally, "result", leaking)
+
+
+def _leaks_at_each_abort(leak: Callable[[], object]) -> None:
+    abort = Receiver.abort
+
+    def leaking(self: Receiver, session: Any) -> Any:
+        _leaked.append(leak())
+        return abort(self, session)
+
+    Changed(Receiver, "abort", leaking)
+
+
+_leaked: list[object] = []
+
+
+def aborts_leak_descriptors() -> None:
+    """An engine loses five each time."""
+    _leaks_at_each_abort(lambda: [os.open(os.devnull, os.O_RDONLY) for _ in range(5)])
+
+
+def aborts_leak_a_thread() -> None:
+    """An engine has one more each time, which waits for ever."""
+    _leaks_at_each_abort(lambda: threading.Thread(target=threading.Event().wait, daemon=True).start())
+
+
+def aborts_leak_memory() -> None:
+    """An engine keeps ten megabytes each time."""
+    _leaks_at_each_abort(lambda: bytearray(b"x" * 10_000_000))
+
+
 _KILLED, _FROZEN, _KEEPER = "test_an_owner_is_killed", "test_an_owner_is_frozen", "test_in_each_state"
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "epoch_not_checked": (epoch_not_checked, f"lock.py -k {_FROZEN}[Awaiting]"),
@@ -142,6 +185,10 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "lease_never_ends_in_chaos": (lease_never_ends, ".py -k test_every_round"),
     "errors_are_all_the_same": (errors_are_all_the_same, ".py -k test_every_round"),
     "another_engine_is_blamed": (another_engine_is_blamed, ".py -k test_every_round"),
+    "failed_rounds_leak_a_descriptor": (failed_rounds_leak_a_descriptor, ".py -k test_every_round"),
+    "aborts_leak_descriptors": (aborts_leak_descriptors, ".py -k test_every_round"),
+    "aborts_leak_a_thread": (aborts_leak_a_thread, ".py -k test_every_round"),
+    "aborts_leak_memory": (aborts_leak_memory, ".py -k test_every_round"),
 }
 """By name: the change, and which tests of ``test_chaos*`` must notice it."""
 

@@ -18,7 +18,7 @@ from weightsync import RayEngine, RayReceiver, RoundResult, WeightSync, ray_engi
 
 from .bench import quick
 from .engines import Look, look_at
-from .levels import ours
+from .levels import Usage, ours, usage
 from .scripts import ANY, Script
 from .tensors import state
 
@@ -86,6 +86,11 @@ class _Actor(RayReceiver):
     def armed(self, point: str, bucket: int) -> bool:
         """Whether what it was armed with there has not gone off."""
         return self.script.armed(point, bucket)
+
+    @ray.method(concurrency_group="test")
+    def usage(self) -> Usage:
+        """What its process holds."""
+        return usage()
 
     @ray.method(concurrency_group="test")
     def refused(self) -> int:
@@ -156,6 +161,11 @@ class InActor:
     def process(self) -> tuple[int, int]:
         """Its process id, and a number that differs with the hash seed."""
         found: tuple[int, int] = self.ask("process")
+        return found
+
+    def usage(self) -> Usage:
+        """What its process holds."""
+        found: Usage = self.ask("usage")
         return found
 
     def crash(self) -> None:

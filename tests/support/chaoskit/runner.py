@@ -2,7 +2,8 @@
 
 After each round with faults, everything that holds after any round is looked at (``casekit.bench``), by the
 trainer itself, or by the next one if it was killed, and its error is compared with the faults (``causes``);
-then comes a good round. At the end, no two owners of the lock may ever have held it at once.
+then comes a good round, after which no process may have grown (``growth``). At the end, no two owners of the
+lock may ever have held it at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from casekit.rayside import InActor
 from weightsync import RayLock
 
 from .faults import KINDS, Fault, draw
+from .growth import Growth
 from .trainer import LEASE, SHORT, trainer
 from .witness import Witness, grants, paths
 
@@ -50,12 +52,14 @@ class Report:
     failed: int = 0
     fired: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    growth: Growth = field(default_factory=Growth)
 
     def lines(self) -> list[str]:
         """For people."""
         table = [f"  {kind:<14} {self.fired[kind]}" for kind in KINDS]
         told = f"{self.rounds} rounds with faults in {self.seconds:.0f} s, {self.failed} failed"
-        return [f"seed {self.seed}: {told}, and each was followed by a good one", *table]
+        head = f"seed {self.seed}: {told}, and each was followed by a good one"
+        return [head, *table, "what each process holds more in the end:", *self.growth.lines()]
 
 
 def run(
@@ -81,7 +85,7 @@ def run(
     place = _Run(seed, folder or Path(tempfile.mkdtemp(prefix="weightsync-chaos-")), say)
     report, began, last = Report(seed), time.monotonic(), "the start"
     try:
-        place.start()
+        place.start(report)
         for number, faults in enumerate(draw(seed, rounds, ENGINES), start=1):
             last = f"round {number} ({', '.join(map(str, faults))})"
             place.round(number, faults, report)
@@ -110,10 +114,10 @@ class _Run:
         self._log = folder
         self._number = self._trainers = 0
 
-    def start(self) -> None:
+    def start(self, report: Report) -> None:
         """The first trainer, and a first good round."""
         self._next_trainer()
-        self._good()
+        self._good(report)
 
     def round(self, number: int, faults: list[Fault], report: Report) -> None:
         """One round with faults, and a good one."""
@@ -129,7 +133,7 @@ class _Run:
         report.rounds += 1
         report.failed += "worked" not in told
         report.fired.update(fault.kind for fault in fired)
-        self._good()
+        self._good(report)
         what = ", ".join(map(str, faults))
         self._say(f"{number:>4} {time.monotonic() - began:>5.1f} s  {what}: {told}")
 
@@ -147,9 +151,10 @@ class _Run:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _good(self) -> None:
+    def _good(self, report: Report) -> None:
         self._number += 1
-        self._ask(self._trainer.good.remote(self._number))
+        held = self._ask(self._trainer.good.remote(self._number))
+        report.growth.note(held, self._trainers)
 
     def _next_trainer(self) -> None:
         self._trainers += 1

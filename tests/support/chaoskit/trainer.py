@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from casekit.bench import Bench, quick
-from casekit.levels import eventually
+from casekit.levels import Usage, eventually, usage
 from casekit.rayside import InActor, environment
 from casekit.scripts import ANY, Injected, Raise, Sleep
 from casekit.tensors import state
@@ -76,13 +76,17 @@ class Trainer:
         )  # fmt: skip
         return os.getpid()
 
-    def good(self, number: int) -> int:
-        """A round in which nothing goes wrong; its version. The engines are asked first who they are."""
+    def good(self, number: int) -> dict[str, Usage]:
+        """A round in which nothing goes wrong; what all processes hold afterwards.
+
+        The engines are asked first who they are.
+        """
         self._wire.disarm()
         self._hook.disarm()
         self._bench.sync.servable()
         self._policy.choose(POLICY)
-        return self._bench.works(state(number)).version
+        self._bench.works(state(number))
+        return {"the trainer": usage(), **{engine.name: engine.usage() for engine in self._engines}}
 
     def bad(self, number: int, faults: list[Fault]) -> tuple[str, list[Fault]]:
         """A round in which these go wrong; what became of it, and which of them happened."""
