@@ -32,8 +32,11 @@ from .witness import Witness
 __all__ = ["LEASE", "SHORT", "Trainer", "trainer"]
 
 LEASE = 2.0
-POLICY = quick(deadline=20.0, lease=LEASE)
-"""Patient with a machine that is busy: what is short for the faults has a limit of its own."""
+POLICY = quick(deadline=20.0, idle=12.0, engine_limit=8.0, drain=8.0, lease=LEASE)
+"""Patient with a machine that is busy."""
+
+SILENT = quick(deadline=20.0, lease=LEASE)
+"""For a round in which an engine is stopped: for longer than this waits for it."""
 
 SHORT = quick(deadline=6.0, lease=LEASE)
 """For a round in which the trainer dies: an engine stays in its session for as long as the deadline."""
@@ -43,7 +46,7 @@ _RESTART = 8.0
 
 
 class _Either(Policy):
-    """One policy or the other: which one may change between rounds."""
+    """One of these policies: which one may change between rounds."""
 
     now = POLICY
 
@@ -92,8 +95,10 @@ class Trainer:
         """A round in which these go wrong; what became of it, and which of them happened."""
         self._fired.clear()
         self._raised.clear()
-        dies = any(fault.kind == "trainer-kill" for fault in faults)
-        self._policy.choose(SHORT if dies else POLICY)
+        kinds = {fault.kind for fault in faults}
+        self._policy.choose(
+            SHORT if "trainer-kill" in kinds else SILENT if "engine-stop" in kinds else POLICY
+        )
         lives = {engine.name: engine.look().incarnation for engine in self._engines}
         for fault in faults:
             self._arm(fault)
