@@ -24,7 +24,7 @@ from weightsync.handlers.lock import Refusals
 from weightsync.handlers.receiver import Receiver
 from weightsync.handlers.silence import Silence
 
-__all__ = ["MUTANTS", "install"]
+__all__ = ["MUTANTS", "WORDS", "install"]
 
 Changed: Any = setattr
 """A method is replaced by a function of another shape, which is the point."""
@@ -191,6 +191,17 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "aborts_leak_memory": (aborts_leak_memory, ".py -k test_every_round"),
 }
 """By name: the change, and which tests of ``test_chaos*`` must notice it."""
+
+
+WORDS = {
+    "errors_are_all_the_same": "something went wrong",
+    "another_engine_is_blamed": "is blamed, and",
+    "failed_rounds_leak_a_descriptor": "the trainer leaks",
+    "aborts_leak_descriptors": "more descriptors",
+    "aborts_leak_a_thread": "more Python threads",
+    "aborts_leak_memory": "more MB",
+}
+"""What has to be said of it, where a long run could die of something else."""
 
 
 def install() -> None:
