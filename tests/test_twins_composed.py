@@ -27,6 +27,8 @@ from weightsync.fsm import engine_table as t
 from weightsync.fsm import events as e
 from weightsync.fsm import learn as k
 from weightsync.fsm import scripts
+from weightsync.fsm.answers import Answers
+from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
 from weightsync.fsm.ledger import Ledger
 from weightsync.fsm.lock import LockBook
@@ -199,6 +201,45 @@ def publish_nothing(row: Row[Any]) -> Row[Any]:
     return row
 
 
+def nothing_is_shut(self: Ledger, epoch: int) -> Ledger:
+    """A publication that was given up on may still arrive, and counts."""
+    return self
+
+
+def no_fence(self: Ledger, version: int, digest: str, epoch: int) -> None:
+    """The ledger takes the version of an epoch that is over."""
+    self.admit(version, digest)
+
+
+def resume_at_commit(patch: Patch) -> None:
+    """An engine is resumed as soon as it has committed."""
+    real = Answers._engine_good
+
+    def good(self: Any, act: Act, engine: Any, value: object) -> None:
+        real(self, act, engine, value)
+        if act is Act.commit:
+            self._driver.call(Act.resume, engine=engine, limit=self._driver.limits.engine)
+
+    patch.setattr(Answers, "_engine_good", good)
+
+
+def bury_nothing(patch: Patch) -> None:
+    """The book forgets a ticket as soon as it is closed."""
+    real = LockBook._close
+
+    def close(self: LockBook, ended: Any, now: float) -> Any:
+        book, notices = real(self, ended, now)
+        return replace(book, closed=self.closed), notices
+
+    patch.setattr(LockBook, "_close", close)
+
+
+def expire_one_lease_late(patch: Patch) -> None:
+    """The book says when a lease ends, and does nothing about it until another one is over."""
+    real = LockBook.expire
+    patch.setattr(LockBook, "expire", lambda self, now: real(self, now - self.lease))
+
+
 def stay_paused(row: Row[Any]) -> Row[Any] | None:
     """An engine whose trainer vanished never leaves the pause by itself."""
     if row.event is t.LimitReached and row.target is not None:
@@ -245,6 +286,11 @@ TWINS: dict[str, Twin] = {
         set_to(driver_module, "foreign", lambda event, facts: False), "P5 stale", kinds=("old",)
     ),
     "no deadline in Awaiting": Twin(deadline_of_awaiting, "P6 deadline", kinds=("lose",)),
+    "nothing is shut": Twin(set_to(Ledger, "shut", nothing_is_shut), "P3 publish", kinds=("late",)),
+    "a ledger without a fence": Twin(set_to(Ledger, "_check", no_fence), "P3 publish", kinds=("late",)),
+    "resumed before it is published": Twin(resume_at_commit, "P3 publish", kinds=("old",)),
+    "a closed ticket is forgotten": Twin(bury_nothing, "P1 release once", kinds=("late", "again")),
+    "a lease ends and nobody acts": Twin(expire_one_lease_late, "deadlock", kinds=("kill",)),
     "the ledger takes any version": Twin(
         set_to(Ledger, "admit", admit_everything), "P7 versions", CROWD, kinds=("late", "first")
     ),

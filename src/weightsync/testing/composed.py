@@ -21,11 +21,13 @@ from .partner import Partner
 from .simulation import Simulation
 from .world import Message, World
 
-__all__ = ["LEASE", "WIDER", "WORLDS", "Composed", "Owner", "Setup"]
+__all__ = ["LEASE", "LONGEST", "WIDER", "WORLDS", "Composed", "Owner", "Setup"]
 
 LEASE = 2.0
 DEADLINE = 4.0
 NEVER = float("inf")
+LONGEST = 2000
+"""Steps after which a run is taken for one that never ends."""
 _SLACK = 7 / 3 * LEASE
 _LIMIT = DEADLINE
 """Seconds without a word after which an engine ends a session by itself."""

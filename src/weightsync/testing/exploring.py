@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from .composed import Composed, Setup
+from .composed import LONGEST, Composed, Setup
 from .deviations import Deviation, possible
 from .snapshot import key
 from .watch import Watch
@@ -130,6 +130,7 @@ class _Explorer:
                 break
         if self._round_in_circles:
             self._blame("deadlock: it goes round in circles", choices, system)
+            return []
         return more
 
     def _wanted(self, deviation: Deviation) -> bool:
@@ -138,12 +139,13 @@ class _Explorer:
     def _new(self, system: Composed, left: int, here: set[int]) -> bool:
         """Whether less was explored from this moment so far than is about to be.
 
-        ``here`` are the moments of this run: one that comes again would come again for ever.
+        ``here`` are the moments of this run: one that comes again would come again for ever. Where only the
+        clock creeps on, none does; such a run is known by its length.
         """
         moment = key(system)
-        self._round_in_circles = moment in here
+        self._round_in_circles = moment in here or system.steps > LONGEST
         here.add(moment)
-        if self._seen.get(moment, -1) >= left or moment in self._last:
+        if self._round_in_circles or self._seen.get(moment, -1) >= left or moment in self._last:
             return False
         self.found.states += moment not in self._seen
         if left:

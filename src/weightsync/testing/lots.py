@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..fsm.record import Record
-from .composed import Composed, Setup
+from .composed import LONGEST, Composed, Setup
 from .deviations import possible
 from .promises import broken_at_end
 from .watch import Watch
 
 __all__ = ["Lot", "log_lines", "played"]
-
-_LONGEST = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def played(seed: int) -> Lot:
     watch, broken = Watch(system), list[str]()
     often = chance.choice((0.01, 0.03, 0.1))
     left = chance.choice((0, 1, 1, 2, 2, 3, 4))
-    while system.steps < _LONGEST:
+    while system.steps < LONGEST:
         if left and chance.random() < often:
             left -= 1
             for deviation in chance.choices(possible(system)) if possible(system) else ():

@@ -15,6 +15,7 @@ from ..fsm.engine import EngineMachine
 from ..fsm.engine_table import Session
 from ..fsm.errors import WeightSyncError
 from ..fsm.facts import Facts
+from ..fsm.lock import LockBook
 from ..fsm.receipt import Expectation, Participant
 from ..fsm.states import Disposition, EngineState, Lock, Outcome, State
 from .composed import DEADLINE, Composed, Owner
@@ -63,6 +64,9 @@ class Watch:
         self._engines: dict[str, tuple[object, ...]] = {}
         self._highest: dict[tuple[str, str], tuple[int, int]] = {}
         self._probed: set[object] = set()
+        self._closed = {closed.ticket.id for closed in self._book.closed}
+        self._over: set[str] = set()
+        self._said = {owner.name: len(owner.simulation.log) for owner in system.owners}
         self._judged = {owner.name for owner in system.owners if owner.result is not None}
 
     def look(self) -> Iterator[str]:
@@ -88,6 +92,7 @@ class Watch:
         before, self._book = self._book, system.world.book
         if before is self._book:
             return
+        yield from self._buried(before, self._book)
         if before.holder is not None and (holder is None or holder.epoch != before.holder.epoch):
             if before.holder.epoch in self._ended:
                 yield f"P1 release once: epoch {before.holder.epoch} ended twice"
@@ -98,6 +103,24 @@ class Watch:
             self._grants.add(holder.epoch)
         elif holder is not None and holder.epoch in self._ended:
             yield f"P1 release once: epoch {holder.epoch} is granted again"
+
+    def _buried(self, before: LockBook, book: LockBook) -> Iterator[str]:
+        """A ticket that is over is over: its request may come again, and is granted nothing.
+
+        Who has left the queue without the lock, or had it, is over, whatever the book remembers. A keeper
+        that was started anew knows nothing of what was closed before it.
+        """
+        if book.not_before != before.not_before:
+            self._closed.clear()
+            return
+        holder = book.holder.ticket.id if book.holder is not None else None
+        had = before.holder.ticket.id if before.holder is not None else None
+        if holder is not None and holder in self._closed:
+            yield f"P1 release once: ticket {holder} is over, and is granted the lock"
+        known = {had, *(waiter.ticket.id for waiter in before.queue)} - {None, holder}
+        waiting = {waiter.ticket.id for waiter in book.queue}
+        self._closed |= {each for each in known if each is not None and (each == had or each not in waiting)}
+        self._closed |= {closed.ticket.id for closed in book.closed}
 
     # -- a round ---------------------------------------------------------------------------------------------
 
@@ -118,6 +141,7 @@ class Watch:
         if not driver.over and not self._system.dead(owner) and late:
             over = driver.phase_end - end
             yield f"P6 deadline: {state.name} of {owner.name} may end {over:.3g} s too late"
+        yield from self._resumed(owner)
         if owner.result is not None and owner.name not in self._judged:
             self._judged.add(owner.name)
             yield from self._result(owner)
@@ -203,8 +227,40 @@ class Watch:
 
     # -- P3, P7 ----------------------------------------------------------------------------------------------
 
+    def _resumed(self, owner: Owner) -> Iterator[str]:
+        """In Cleaning nobody is resumed before the ledger has the version; in Failed who committed may be."""
+        log, said = owner.simulation.log, self._said.get(owner.name, 0)
+        self._said[owner.name] = len(log)
+        if owner.simulation.round.state is State.Cleaning and self._unpublished(owner):
+            for call in log[said:]:
+                if call.startswith("resume("):
+                    yield f"P3 publish: {owner.name} orders {call}, and its version is not published"
+
+    def _unpublished(self, owner: Owner) -> bool:
+        """Whether the ledger never had the version by this round or a later one, for all that it says now."""
+        facts, ledger = owner.simulation.round.facts, self._system.world.ledger
+        if ledger.version is None or ledger.version < facts.version:
+            return True
+        return ledger.version == facts.version and ledger.epoch < facts.epoch
+
+    def _told(self) -> Iterator[str]:
+        """What the results said of the ledger, against what it says; also of what it is told afterwards."""
+        ledger = self._system.world.ledger
+        for owner in self._system.owners:
+            if (result := owner.result) is None:
+                continue
+            mine = (ledger.version, ledger.epoch) == (result.version, result.epoch)
+            if result.published == "no" and mine:
+                yield f"P3 publish: {owner.name} was told no, and version {result.version} is published"
+            if result.published == "yes" and self._unpublished(owner):
+                yield f"P3 publish: {owner.name} was told yes, and the ledger has {ledger.version}"
+
     def _published(self) -> Iterator[str]:
         before, ledger = self._ledger, self._system.world.ledger
+        over = {owner.name for owner in self._system.owners if owner.result is not None}
+        if ledger is not before or over != self._over:
+            self._over = over
+            yield from self._told()
         if ledger is before:
             return
         self._ledger = ledger

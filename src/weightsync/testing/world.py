@@ -23,6 +23,8 @@ __all__ = ["Fault", "Injected", "Memory", "Message", "Misfortunes", "Partner", "
 _LEDGER = frozenset({Act.bind, Act.publish, Act.ask})
 _SERVICES = (LOCK_ACTS, TRANSPORT_ACTS, _LEDGER)
 _AGAIN = frozenset({Act.abort, Act.release, Act.renew})
+_AT_REST = 2000
+"""Messages, or leases, after which whatever is left is taken for something that never ends."""
 
 
 class Injected(RuntimeError):
@@ -187,12 +189,20 @@ class World:
             message.action()
 
     def settle(self) -> None:
-        """Let everything under way arrive, leases end, and engines reach their own limits."""
-        while self.under_way:
+        """Let everything under way arrive, leases end, and engines reach their own limits.
+
+        What never comes to rest is left as it is, for others to complain of.
+        """
+        for _ in range(_AT_REST):
+            if not self.under_way:
+                break
             self.step()
-        while (expiry := self.book.next_expiry()) is not None:
-            self.clock.advance_to(expiry)
-            self.book, _ = self.book.expire(self.clock.now())
+        for _ in range(_AT_REST):
+            expiry = self.book.next_expiry()
+            if expiry is None:
+                break
+            self.clock.advance_to(max(expiry, self.clock.now()))
+            self.book, _notices = self.book.expire(self.clock.now())
         for partner in self.partners.values():
             partner.give_up()
 
