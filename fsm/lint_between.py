@@ -276,11 +276,15 @@ def a_round_has_an_id_of_its_own(books: Books, story: Story) -> Iterator[Broken]
 
 @_rule("P9", "opened")
 def a_retry_follows_a_failure(books: Books, story: Story) -> Iterator[Broken]:
-    """Of the same step, one try after the other."""
+    """Of the same step, one try after the other.
+
+    The same try goes on with a higher number if another trainer took the one before.
+    """
     last = story.before
     if last is None or story.attempt == 1 or not last.result:
         return
-    if (last.step, last.attempt + 1) != (story.step, story.attempt):
+    goes_on = last.taken and last.attempt == story.attempt and (story.version or 0) > (last.version or 0)
+    if last.step != story.step or (last.attempt + 1 != story.attempt and not goes_on):
         what = (
             f"attempt {story.attempt} of step {story.step} follows attempt {last.attempt} of step {last.step}"
         )

@@ -29,6 +29,7 @@ RANK = {state.name: state.rank for state in State}
 SENDING = frozenset({State.Locked.name, State.Broadcasting.name, State.Awaiting.name})
 FORWARD = SENDING | {State.Idle.name, State.Cleaning.name}
 _NOTHING: frozenset[str] = frozenset()
+_TAKEN = ("VersionBound:", "StaleVersion:")
 
 
 def told_of(record: Record) -> Mapping[str, Any]:
@@ -81,6 +82,7 @@ class Story:
     troubled: bool = False
     result: bool = False
     outcome: str | None = None
+    taken: bool = False  # whether its number was somebody else's when it came to use it
 
     entered: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)  # the kinds of calls that were answered, well or not
@@ -190,6 +192,7 @@ class Story:
             self.troubled = True
         elif record.event == "result":
             self.result, self.outcome = True, told_of(record).get("outcome")
+            self.taken = str(record.error).startswith(_TAKEN)
 
     def _move(self, record: Record, place: Place) -> None:
         told, left = told_of(record), self.state

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from weightsync.cli import main
 from weightsync.fsm.calls import Act
+from weightsync.fsm.contract import RoundView
 from weightsync.fsm.errors import LogUnreadable
 from weightsync.fsm.lint import REPLAY, Linter
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record
+from weightsync.handlers.ledger import MemoryLedger
 from weightsync.handlers.log import StateLog
 from weightsync.loglint import lint
 from weightsync.testing.fakes import FakeWeights
@@ -134,6 +136,38 @@ def test_a_log_of_a_real_trainer_passes_and_says_where_it_ran(tmp_path: Path) ->
     assert len(settings) == 1
     assert all(next(iter(settings)))
     assert all(told["facts"]["limits"]["lease"] == 5.0 for told in opened(path))
+
+
+class Rival:
+    """The first attempt fails; in the second, another trainer takes the number."""
+
+    name = "rival"
+
+    def __init__(self) -> None:
+        self.tries: list[int] = []
+        self.ledger: MemoryLedger | None = None
+
+    def prepare(self, round: RoundView) -> None:
+        """Before anything moves."""
+        self.tries.append(round.attempt)
+        if len(self.tries) == 1:
+            raise OSError("on purpose")
+        if len(self.tries) == 2 and self.ledger is not None:
+            self.ledger.bind((self.ledger.current().newest or 0) + 1, "other bytes", round.session.epoch)
+
+    def clean(self, round: RoundView) -> None:
+        """Nothing is left."""
+
+
+def test_an_attempt_goes_on_when_its_number_was_taken(tmp_path: Path) -> None:
+    """The second attempt finds a higher number bound by somebody else, and goes on as the second attempt."""
+    path, rival = tmp_path / "state.jsonl", Rival()
+    trainer = Trainer(Policy(deadline=20.0, lease=5.0, attempts=2), [rival, StateLog(path)])
+    rival.ledger = trainer.ledger
+    result = trainer.hand_over(1, FakeWeights(1))
+    close_all()
+    assert (result.ok, rival.tries) == (True, [1, 2, 2])
+    assert [str(each) for each in lint([path]).findings] == []
 
 
 def opened(path: Path) -> Iterator[dict[str, Any]]:

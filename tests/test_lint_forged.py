@@ -557,6 +557,20 @@ def test_a_forged_log_is_found_out(promise: str, name: str) -> None:
     check_found(promise, name)
 
 
+def test_an_attempt_goes_on_only_with_another_number() -> None:
+    """The number was taken, says the round before: then the same attempt goes on with a higher one."""
+    log = retried(Log("failed"))
+    for line in log.of("r3"):
+        line["version"] += 1
+    for line in log.of("r2"):
+        line["attempt"] = 2
+    log.edit(log.at("r2", "result"), error="VersionBound: it stands for other bytes")
+    again = ("P9", log.number(log.at("r3", "opened")))
+    assert again not in {(each.promise, each.line) for each in log.findings()}
+    log.edit(log.at("r2", "result"), error="EngineGone: it is dead")
+    assert again in {(each.promise, each.line) for each in log.findings()}
+
+
 @pytest.mark.mutation
 @pytest.mark.parametrize(("promise", "name"), NAMES, ids=[f"{promise} {name}" for promise, name in NAMES])
 def test_without_its_rule_a_forged_log_passes(promise: str, name: str) -> None:
