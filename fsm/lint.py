@@ -4,10 +4,10 @@
     for place, record in the log:  linter.feed(record, place)  -> findings
     linter.end()                                               -> findings
 
-Two things are held against each record. The *rules*, of one round (:mod:`.lint_rules`, :mod:`.lint_course`)
-and of many (:mod:`.lint_between`), ask for the promises P1 to P12, without the table; *replay* asks whether
-the running table allows it. As a rule, a record that breaks a promise does not replay either; then only the
-promise is told, which says more.
+Two things are held against each record. The *rules*, of one round (:mod:`.lint_rules`, :mod:`.lint_calls`,
+:mod:`.lint_course`) and of many (:mod:`.lint_between`), ask for the promises P1 to P12, without the table;
+*replay* asks whether the running table allows it. As a rule, a record that breaks a promise does not replay
+either; then only the promise is told, which says more.
 
 Records come in the order of their files, several files by time. A round is remembered while it is under way,
 and a little longer; so a log may be as long as it likes.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from .errors import ReplayMismatch
 from .journal import follow
 from .lint_between import BETWEEN_RULES, Books, Recent, Theme, moments_of
+from .lint_calls import CALL_RULES
 from .lint_course import COURSE_RULES
 from .lint_rules import ANY, PROOF_RULES, TRANSITION, Rule
 from .lint_story import Place, Story, key_of, told_of
@@ -30,7 +31,7 @@ from .table import ROUND
 
 __all__ = ["REPLAY", "RULES", "Finding", "Linter"]
 
-RULES: tuple[Rule | Theme, ...] = (*PROOF_RULES, *COURSE_RULES, *BETWEEN_RULES)
+RULES: tuple[Rule | Theme, ...] = (*PROOF_RULES, *CALL_RULES, *COURSE_RULES, *BETWEEN_RULES)
 """Every rule there is."""
 
 REPLAY = "replay"

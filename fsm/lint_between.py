@@ -83,7 +83,7 @@ class Books:
             self.bound.put(story.ledger_name, story)
         elif moment == "published" and _newer(story, self.published.get(story.ledger_name)):
             self.published.put(story.ledger_name, story)
-        elif moment == "result":
+        elif moment == "over":
             self._settled(story)
 
     def _opened(self, story: Story) -> None:
@@ -229,6 +229,14 @@ def a_round_ends_before_the_next(books: Books, story: Story) -> Iterator[Broken]
     last = story.before
     if last is not None and not last.over:
         yield last.place, last.round, f"it never ends: it is in {last.state} when {_name(story)} begins"
+
+
+@_rule("P6", "opened")
+def a_round_tells_its_result_before_the_next(books: Books, story: Story) -> Iterator[Broken]:
+    """Of one trainer: it is over when it has told what came of it."""
+    last = story.before
+    if last is not None and last.over and not last.result:
+        yield last.place, last.round, f"it is over, and has told no result when {_name(story)} begins"
 
 
 @_rule("P7", "granted")

@@ -7,6 +7,7 @@ that is wrong replays well, and must be found out all the same. A transition *cl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,10 @@ class Story:
     entered: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)  # the kinds of calls that were answered, well or not
     done: set[str] = field(default_factory=set)  # those that were answered well
+    answered: set[tuple[str, str]] = field(default_factory=set)  # the same, with the engine
+    runs: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # of an executor: prepared in any case, else well
     resumed: set[str] = field(default_factory=set)
     prepared: list[str] = field(default_factory=list)  # executors, in their order
     owing: list[str] = field(default_factory=list)  # those whose preparation has to be undone, or cleaned
@@ -218,11 +223,13 @@ class Story:
     def _called(self, record: Record) -> None:
         act, who = str(record.trigger), str(record.undo)
         self.heard.add(act)
+        self.runs[act, who] += act == "prepare" or record.error is None
         if act == "undo" and who in self.order:
             self.order.remove(who)
         if record.error is not None:
             return
         self.done.add(act)
+        self.answered.add((act, str(record.engine)))
         if act == "prepare":
             self.prepared.append(who)
             if told_of(record).get("owes"):

@@ -524,6 +524,68 @@ def _() -> tuple[Log, int]:
     return log, log.move(log.at("r2", "Unlocked"), log.at("r2", "call resume"))
 
 
+# -- calls ------------------------------------------------------------------------------------------------
+
+
+@forges("P8", "every member was opened")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.cut(log.at("r2", "call open"))
+    return log, log.number(log.at("r2", "Prepared"))
+
+
+@forges("P7", "a number is bound before the first commit")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.move(log.at("r2", "call bind"), log.at("r2", "Published"))
+    return log, log.number(log.at("r2", "EngineCommitted"))
+
+
+@forges("P3", "a commit is confirmed by an answer")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.cut(log.at("r2", "call commit", 1))
+    return log, log.number(log.at("r2", "EngineCommitted", 1))
+
+
+@forges("P3", "a publication is confirmed by the ledger")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.cut(log.at("r2", "call publish"))
+    return log, log.number(log.at("r2", "Published"))
+
+
+simple("P12", "the transport ends last", lambda log: log.move(
+    log.at("r2", "call transport_clean"), log.at("r2", "call resume", 1)))  # fmt: skip
+
+
+@forges("P10", "only what was prepared is undone")
+def _() -> tuple[Log, int]:
+    log = Log("failed")
+    log.cut(log.at("r2", "call prepare", 1))
+    return log, log.number(log.at("r2", "call undo"))
+
+
+@forges("P11", "only what was prepared has a good end")
+def _() -> tuple[Log, int]:
+    log = Log()
+    last = log.at("r2", "call clean", 1)
+    return log, log.copy(last, last)
+
+
+simple(
+    "P6", "a transition says how long it took", lambda log: log.edit(log.at("r2", "AllSent"), seconds=None)
+)
+simple("P9", "a round is of one attempt", lambda log: log.edit(log.at("r2", "AllSent"), owner="other"))
+
+
+@forges("P6", "a round tells its result before the next")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.cut(log.at("r2", "result"))
+    return log, log.number(log.at("r2", "Unlocked"))
+
+
 # -- tests ------------------------------------------------------------------------------------------------
 
 NAMES = [(rule.promise, rule.name) for rule in RULES]
@@ -555,6 +617,34 @@ def test_every_rule_has_a_forgery_and_every_promise_a_rule() -> None:
 def test_a_forged_log_is_found_out(promise: str, name: str) -> None:
     """The promise is named, with the line."""
     check_found(promise, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise", "change"),
+    [
+        ("good", "P7", lambda log: log.cut(log.at("r2", "call bind"))),
+        ("good", "P6", lambda log: log.edit(log.at("r2", "Prepared"), seconds=-1e6)),
+        ("good", "P8", lambda log: [log.cut(log.at("r2", "call open")) for _ in "ab"]),
+        ("good", "P3", lambda log: [log.cut(log.at("r2", "call commit")) for _ in "ab"]),
+        ("good", "P9", lambda log: log.edit(log.at("r2", "AllSent"), step=99)),
+        ("good", "P11", lambda log: log.cut(log.at("r2", "call prepare"))),
+        ("good", "P12", lambda it: it.move(it.at("r2", "call transport_clean"), it.at("r2", "Published"))),
+        ("failed", "P10", lambda log: log.copy(log.at("r2", "call undo"), log.at("r2", "call undo"))),
+    ],
+)  # fmt: skip
+def test_the_same_is_found_in_other_clothes(kind: str, promise: str, change: Callable[[Log], object]) -> None:
+    """Left out or moved, missing or a lie: the promise is the same."""
+    log = Log(kind)
+    change(log)
+    assert promise in {each.promise for each in log.findings()}
+
+
+def test_a_quarantine_is_remembered_without_the_result() -> None:
+    """What became of an engine stands in the facts; the result only repeats it."""
+    log = Log("failed", ("e1",))
+    log.cut(log.at("r2", "result"))
+    opened = log.edit(log.at("r3", "opened"), {"tainted": []})
+    assert ("P4", opened) in {(each.promise, each.line) for each in log.findings()}
 
 
 def test_an_attempt_goes_on_only_with_another_number() -> None:
