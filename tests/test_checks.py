@@ -17,6 +17,8 @@ from torch.distributed import HashStore as Store  # type: ignore[attr-defined]
 import weightsync
 from weightsync.fsm import checks
 from weightsync.fsm.errors import PlanError, SetupError, WeightSyncError
+from weightsync.handlers.log import StateLog
+from weightsync.loglint import lint
 from weightsync.testing.fakes import FakeEngine, FakeTransport, FakeWeights
 from weightsync.testing.scene import Trainer, close_all
 
@@ -251,6 +253,19 @@ def test_what_is_shown_is_short() -> None:
     assert checks.shown(MODULE) == "<Linear>"
     assert checks.shown(int) == "<class int>"
     assert (checks.shown(None), checks.shown(1.5), checks.shown("a")) == ("None", "1.5", "'a'")
+
+
+def test_a_number_that_no_log_can_hold_is_refused(tmp_path: Path) -> None:
+    """The largest that one can hold is logged, and read back."""
+    path = tmp_path / "state.jsonl"
+    trainer = Trainer(weightsync.Policy(deadline=20.0), [StateLog(path)])
+    for number in (2**63, 2**70):
+        line = refusal(lambda number=number: trainer.sync.begin(1, FakeWeights(), version=number))  # type: ignore[misc]
+        assert line == f"begin(version={number}): a whole number below 2**63 is needed, which a log can hold"
+        assert "below 2**63" in refusal(lambda number=number: trainer.sync.on_step_end(number, {}))  # type: ignore[misc]
+    assert trainer.sync.begin(2**63 - 1, FakeWeights(), version=2**63 - 1, snapshot=False).wait().ok
+    close_all()
+    assert lint([path]).good
 
 
 @pytest.mark.mutation

@@ -267,10 +267,12 @@ def test_a_version_that_falls_in_another_file_is_found(tmp_path: Path) -> None:
 
 
 def test_a_log_named_twice_is_refused(tmp_path: Path) -> None:
-    """It would be a log of rounds that happened twice."""
+    """It would be a log of rounds that happened twice, whatever path leads to it."""
     path = written(tmp_path / "state.jsonl", life(0, rounds=1)[0])
-    with pytest.raises(LogUnreadable, match="named twice"):
-        lint([path, path])
+    (tmp_path / "link.jsonl").symlink_to(path)
+    for other in (path, tmp_path / "link.jsonl", tmp_path / ".." / tmp_path.name / path.name):
+        with pytest.raises(LogUnreadable, match="named twice"):
+            lint([path, other])
 
 
 def test_findings_and_the_sum_for_machines(tmp_path: Path, capsys: Printed) -> None:

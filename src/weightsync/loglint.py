@@ -11,6 +11,7 @@ import heapq
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .fsm.errors import LogUnreadable
 from .fsm.lint import Finding, Linter
@@ -65,7 +66,7 @@ def lint(paths: Sequence[str | os.PathLike[str]], linter: Linter | None = None) 
         LogUnreadable: one of them is not there, cannot be opened, or is named twice.
     """
     names = [os.fspath(path) for path in paths]
-    if len(set(names)) != len(names):
+    if len({_file(name) for name in names}) != len(names):
         raise LogUnreadable(f"a log is named twice: {', '.join(names)}")
     linter = linter or Linter()
     linted = Linted([LintedFile(name) for name in names], [])
@@ -78,6 +79,15 @@ def lint(paths: Sequence[str | os.PathLike[str]], linter: Linter | None = None) 
     linted.findings.sort(key=lambda each: (names.index(each.file), each.line))
     linted.rounds, linted.flawed, linted.unfinished = linter.rounds, linter.flawed, linter.unfinished
     return linted
+
+
+def _file(name: str) -> object:
+    """What is the same for two names of one file: another path, a symbolic link or a hard one."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return name  # to be complained of where it is opened
+    return found.st_dev, found.st_ino
 
 
 def _keep(linted: Linted, findings: Iterable[Finding]) -> None:
