@@ -26,7 +26,7 @@ __all__ = ["LEASE", "LONGEST", "WIDER", "WORLDS", "Composed", "Owner", "Setup"]
 LEASE = 2.0
 DEADLINE = 4.0
 NEVER = float("inf")
-LONGEST = 2000
+LONGEST = 1000
 """Steps after which a run is taken for one that never ends."""
 _SLACK = 7 / 3 * LEASE
 _LIMIT = DEADLINE
