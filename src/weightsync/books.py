@@ -10,25 +10,20 @@ Engines come and go between rounds: who is added or removed is so from the next 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
 
+from .asking import Said, ask, check
 from .fsm.contract import EngineLink, EngineStatus
 from .fsm.errors import (
-    EngineAsleep,
     EngineGone,
     EngineRefused,
     EngineResting,
-    EngineSilent,
     EngineTaken,
     EngineUnknown,
     SetupError,
-    WorldMismatch,
 )
 from .fsm.receipt import Participant
 from .fsm.recovery import Backoff, Care
@@ -36,11 +31,6 @@ from .fsm.results import EngineRow, RoundResult
 from .fsm.states import Disposition, EngineState
 
 __all__ = ["EngineBooks", "Entry"]
-
-_GLANCE = 0.2
-_LOOKS = 25  # of one glance each, after which it is said who is waited for
-_LOGGER = logging.getLogger("weightsync")
-"""Seconds between two looks whether a first contact is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,9 @@ class EngineBooks:
             raise SetupError("WeightSync needs at least one engine")
         self._entries: dict[str, Entry] = {name: Entry(name) for name in self.links}
         self._turn = threading.Lock()
-        self._rounds = 0
+        self._rounds = self._questions = 0
+        self._answered: dict[str, int] = {}
+        """The number of the last question that an engine has answered."""
         self._wanted: dict[str, EngineLink] = self.links
 
     # -- who belongs to it -----------------------------------------------------------------------------------
@@ -163,7 +155,7 @@ class EngineBooks:
         everybody: bool = False,
         without: Collection[str] = (),
         stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> set[str]:
         """Ask the engines whose incarnation is not certain what they are, all at once.
 
         Args:
@@ -174,37 +166,47 @@ class EngineBooks:
             everybody: ask those who are certain, too.
             without: nobody asks these.
             stopped: whether nobody wants to know any more.
+
+        Returns:
+            Whose answer was written down. It is not if a round was over before it came, if there is another
+            link to that engine by now, or if somebody asked later and was answered sooner.
         """
-        begun = time.monotonic()
         with self._turn:
-            rounds, links, before = self._rounds, self.links, dict(self._entries)
+            self._questions += 1
+            question, rounds, links = self._questions, self._rounds, self.links
+            before = dict(self._entries)
         doubtful = [name for name, entry in before.items() if everybody or not entry.asked]
-        asked = [(name, _hello(links[name])) for name in doubtful if name not in without]
-
-        def enough() -> bool:
-            if stopped() or spare is None or time.monotonic() < begun + limit:
-                return stopped()
-            return sum(_failed(answer) for _, answer in asked) > spare
-
-        for name, answer in asked:
-            new = first is not None and before[name].participant is None and not before[name].waited
-            mine = max(limit, first or 0.0) if new else limit
-            learnt: Callable[[Entry], Entry]
-            if not _answered(answer, begun + mine, enough, partial(_waits, name, mine)):
-                if time.monotonic() < begun + mine:
-                    continue  # it was not waited for to the end, which says nothing about it
-                learnt = partial(_unreached, error=_silent(name, mine, first=new), waited=new)
-            else:
-                try:
-                    status = answer.result()
-                    _check(name, status, getattr(links[name], "ranks", None))
-                    learnt = partial(_heard, status=status)
-                except Exception as error:  # noqa: BLE001 - whatever an adapter raises, it was not reached
-                    learnt = partial(_unreached, error=error)
+        asked = {name: links[name] for name in doubtful if name not in without}
+        starting = [name for name, entry in before.items() if entry.participant is None and not entry.waited]
+        heard = set()
+        for said in ask(asked, limit, first=first, starting=starting, spare=spare, stopped=stopped):
+            name, ranks = said.name, getattr(asked[said.name], "ranks", None)
             with self._turn:
                 # Else what it said is older than what a round has proved, or it is another's by now.
-                if self._rounds == rounds and self.links is links:
-                    self._entries[name] = learnt(self._entries[name])
+                present = self._rounds == rounds and self.links is links
+                if present and self._answered.get(name, 0) < question:
+                    self._entries[name] = _learnt(self._entries[name], said, ranks)
+                    self._answered[name] = question
+                    heard.add(name)
+        return heard
+
+    def vouched(self, limit: float) -> dict[str, int]:
+        """The engines a router may use, each of which was asked just now.
+
+        An answer that is not taken, because a round was over before it came, says nothing of what the engine
+        is since then. Whoever gave it is asked again, and left out when the time is over.
+
+        Args:
+            limit: seconds for all of it.
+        """
+        end = time.monotonic() + limit
+        resting = self.resting(0)
+        heard = self.refresh(limit, everybody=True, without=resting)
+        while time.monotonic() < end and not set(self.links) <= (settled := heard | set(resting)):
+            heard |= self.refresh(
+                limit, everybody=True, without=settled, stopped=lambda: time.monotonic() >= end
+            )
+        return {name: version for name, version in self.servable().items() if name in heard}
 
     # -- before a round --------------------------------------------------------------------------------------
 
@@ -329,56 +331,16 @@ class EngineBooks:
         }
 
 
-def _hello(link: EngineLink) -> Future[EngineStatus]:
+def _learnt(entry: Entry, said: Said, ranks: int | None) -> Entry:
+    """What is known of an engine when it has been asked."""
+    if said.error is not None or said.status is None:
+        error = said.error or EngineUnknown(f"engine {entry.id} did not say what it is")
+        return _unreached(entry, error, waited=said.waited)
     try:
-        return link.hello()
-    except Exception as error:  # noqa: BLE001 - a link that raises answers like one whose future fails
-        failed: Future[EngineStatus] = Future()
-        failed.set_exception(error)
-        return failed
-
-
-def _failed(answer: Future[EngineStatus]) -> bool:
-    """Whether it is known already that there is no status."""
-    return answer.done() and (answer.cancelled() or answer.exception() is not None)
-
-
-def _answered(
-    answer: Future[EngineStatus], end: float, enough: Callable[[], bool], told: Callable[[], None]
-) -> bool:
-    """Wait for the answer until ``end``. A start takes minutes, so it is looked whether to go on."""
-    looks = 0
-    while not answer.done() and not enough() and (left := end - time.monotonic()) > 0:
-        wait([answer], timeout=min(left, _GLANCE))
-        looks += 1
-        if looks == _LOOKS:
-            told()
-    return answer.done()
-
-
-def _waits(name: str, limit: float) -> None:
-    _LOGGER.warning("engine %s has not said hello yet; it is waited for, up to %.3g s", name, limit)
-
-
-def _silent(name: str, limit: float, *, first: bool) -> EngineSilent:
-    """What to do about it depends on how long it was given."""
-    if first:
-        advice = "its actor may still be starting: raise Policy(first_contact=...); or Ray has no room for it"
-    else:
-        advice = "if it is only slow, raise Policy(engine_limit=...)"
-    return EngineSilent(f"engine {name} did not say hello within {limit:.3g} s; {advice}")
-
-
-def _check(name: str, status: EngineStatus, ranks: int | None) -> None:
-    """Refuse what no round could work with."""
-    if status.engine != name:
-        raise EngineUnknown(f"the link to engine {name} leads to one that calls itself {status.engine}")
-    if ranks not in (None, status.ranks):
-        raise WorldMismatch(
-            f"engine {name} says it has {status.ranks} ranks, but {ranks} were declared: correct one of them"
-        )
-    if status.asleep:
-        raise EngineAsleep(f"engine {name} is asleep: wake it before weights are handed over")
+        check(entry.id, said.status, ranks)
+    except Exception as error:  # noqa: BLE001 - whatever an adapter hands over, it was not reached
+        return _unreached(entry, error)
+    return _heard(entry, said.status)
 
 
 def _heard(entry: Entry, status: EngineStatus) -> Entry:

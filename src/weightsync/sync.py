@@ -201,10 +201,9 @@ class WeightSync:
         """The engines a router may use now, with their versions: each was asked if it still is who it was.
 
         Takes at most one engine limit. An engine that is busy with a round counts by its last proven version.
+        One that could not be asked anew since a round was over is left out.
         """
-        books = self._books
-        books.refresh(self.policy.limits().engine, everybody=True, without=books.resting(0))
-        return self._books.servable()
+        return self._books.vouched(self.policy.limits().engine)
 
     def engines(self) -> dict[str, Entry]:
         """What the books say of each engine, without asking anybody."""

@@ -93,6 +93,27 @@ def removed_engines_are_servable() -> None:
     })  # fmt: skip
 
 
+def late_answers_are_not_asked_for_again() -> None:
+    """Whoever answers when the round is over is servable by what the round has proved."""
+
+    def vouched(self: books.EngineBooks, limit: float) -> dict[str, int]:
+        self.refresh(limit, everybody=True, without=self.resting(0))
+        return self.servable()
+
+    Changed(books.EngineBooks, "vouched", vouched)
+
+
+def old_answers_are_believed() -> None:
+    """Whichever comes last."""
+    refresh = books.EngineBooks.refresh
+
+    def forgetful(self: books.EngineBooks, limit: float, **which: Any) -> set[str]:
+        self._answered = type("Nothing", (dict,), {"get": lambda self, name, default: 0})()
+        return refresh(self, limit, **which)
+
+    Changed(books.EngineBooks, "refresh", forgetful)
+
+
 def nobody_is_ever_let_go() -> None:
     """Who was removed is asked for all the same."""
     Changed(books.EngineBooks, "take_in", lambda self: [])
@@ -105,8 +126,8 @@ def nothing_is_refused_before_the_lock() -> None:
 
 def who_sleeps_is_asked_for() -> None:
     """An engine that says it is asleep is taken for awake."""
-    check = books._check
-    Changed(books, "_check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
+    check = books.check
+    Changed(books, "check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
 
 
 def who_sleeps_opens_a_session() -> None:
@@ -121,8 +142,8 @@ def epochs_are_not_compared() -> None:
 
 def ranks_are_not_compared() -> None:
     """Whatever was declared."""
-    check = books._check
-    Changed(books, "_check", lambda name, status, ranks: check(name, status, None))
+    check = books.check
+    Changed(books, "check", lambda name, status, ranks: check(name, status, None))
 
 
 def numbers_are_not_looked_up() -> None:
@@ -186,6 +207,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
     "coalescing_only_queues": (coalescing_only_queues, "turns.py -k newest_weights"),
+    "late_answers_are_not_asked_for_again": (late_answers_are_not_asked_for_again, "books.py -k too_late"),
+    "old_answers_are_believed": (old_answers_are_believed, "books.py -k older_question"),
     "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
     "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
     "any_bytes_under_the_published_number": (
