@@ -237,6 +237,105 @@ def test_a_call_that_blocks_can_be_interrupted_and_the_round_before_goes_on() ->
     assert [engine.words.count("commit") for engine in trainer.engines] == [1, 1]
 
 
+def published(trainer: Trainer) -> list[int | None]:
+    """The steps whose weights were published, in that order."""
+    trainer.sync.close()
+    return [record.step for record in trainer.records if record.trigger == "Published"]
+
+
+@pytest.mark.parametrize("choice", ["block", "skip", "coalesce"])
+def test_who_blocks_goes_on_in_their_order(choice: str) -> None:
+    """Whoever comes before those who wait have noticed that the round is over comes after them."""
+    trainer, gate, first = held(choice, staleness=1)
+
+    async def main() -> list[RoundResult]:
+        older = [asyncio.ensure_future(trainer.sync.round(step, FakeWeights(step))) for step in (2, 3)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.open()
+        first.wait()
+        newest = trainer.sync.begin(4, FakeWeights(4), snapshot=False)
+        return [*await asyncio.gather(*older), await newest]
+
+    results = asyncio.run(main())
+    assert published(trainer) == [1, 2, 3, 4]
+    assert [result.version for result in results] == [1, 2, 3]
+    trainer.check_equal(FakeWeights(4))
+
+
+@pytest.mark.parametrize("choice", ["block", "skip", "coalesce"])
+def test_threads_that_block_go_on_in_their_order(choice: str) -> None:
+    """Those of one that takes its copy when it goes on, too."""
+    trainer, gate, _ = held(choice, staleness=1)
+    others = [blocked(trainer, step, FakeWeights(step)) for step in (2, 3, 4)]
+    gate.open()
+    assert [other.result().version for other in others] == [1, 2, 3]
+    assert published(trainer) == [1, 2, 3, 4]
+
+
+def test_who_blocks_and_gives_up_lets_the_next_one_go_on() -> None:
+    """It was first in the row, and is gone."""
+    trainer, gate, first = held("block")
+
+    async def main() -> RoundResult:
+        second, third = (asyncio.ensure_future(trainer.sync.round(s, FakeWeights(s))) for s in (2, 3))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        gate.open()
+        return await asyncio.wait_for(third, PATIENCE)
+
+    assert asyncio.run(main()).version == 1
+    assert first.done
+    assert published(trainer) == [1, 3]
+
+
+def test_who_is_cancelled_just_when_it_is_let_in_has_no_round_left() -> None:
+    """The cancellation comes back when that is over."""
+    trainer, gate, first = held("block")
+
+    async def main() -> None:
+        second = asyncio.ensure_future(trainer.sync.round(2, FakeWeights(2)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        held_again = Gate()
+        trainer.transport.bad["bucket 2"] = held_again
+        gate.open()
+        await asyncio.to_thread(held_again.await_visitor)
+        held_again.open()
+        first.wait()  # from here on it is let in, and the task has not been told
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        trainer.check_released()
+
+    asyncio.run(main())
+
+
+def test_weights_that_come_late_are_passed_over_for_newer_ones() -> None:
+    """Their copy took so long that newer ones are on their way: what the engines get last is the newest."""
+    trainer, gate, _ = held("coalesce", staleness=9)
+    copying = Gate()
+
+    class Slow(FakeWeights):
+        def snapshot(self) -> FakeWeights:
+            copying.pass_through()
+            return self
+
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(trainer.sync.begin, 2, Slow(2))
+        copying.await_visitor()
+        third = trainer.sync.begin(3, FakeWeights(3), snapshot=False)
+        copying.open()
+        older = second.result(PATIENCE)
+    gate.open()
+    assert third.wait().version == 1, "newer weights were dropped"
+    assert older.wait().passed_over == PassedOver("superseded", 1, by_step=3, by_version=1)
+    trainer.check_equal(FakeWeights(3))
+
+
 @pytest.mark.parametrize("choice", ["block", "skip", "coalesce"])
 def test_the_asynchronous_form_never_blocks_the_event_loop(choice: str) -> None:
     """Not at the limit, either: it awaits the round before."""

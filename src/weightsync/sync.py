@@ -7,11 +7,12 @@ the caller, also when the caller is interrupted or cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -149,8 +150,17 @@ class WeightSync:
         step = checks.step_of("round", "step", step)
         pending = self._turns.pending(step)
         with self._for_all_ranks(pending):
-            while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
-                await before.over()
+            try:
+                while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
+                    await before.over()
+            except BaseException as error:
+                self._turns.leave(pending, error)
+                if pending.queued:  # it was let in just then
+                    pending.cancel(error)
+                    if isinstance(error, asyncio.CancelledError):
+                        with suppress(Exception):
+                            await pending
+                raise
         return await pending
 
     # -- membership ------------------------------------------------------------------------------------------

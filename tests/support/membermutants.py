@@ -39,6 +39,25 @@ def failed_rounds_count_as_delivered() -> None:
     Changed(turns.Turns, "_over", trusting)
 
 
+def whoever_comes_next_is_next() -> None:
+    """Those who block are asked again in no order."""
+    Changed(turns.Turns, "_ahead", lambda self, pending: [])
+    Changed(turns.Turns, "_let_in", lambda self: None)
+
+
+def older_weights_take_the_place_of_newer_ones() -> None:
+    """Whatever waits is replaced."""
+
+    def put(self: turns.Turns, pending: Any, decided: Turn) -> None:
+        number, pending.number = pending.number, 1 << 20
+        right_put(self, pending, decided)
+        pending.number = number
+
+    right_put = turns.Turns._put
+    Changed(turns.Turns, "_put", put)
+    Changed(turns.Turns, "_newer", lambda self, pending: None)
+
+
 def coalescing_only_queues() -> None:
     """Nothing is replaced, and every copy is kept."""
 
@@ -126,7 +145,7 @@ def nothing_is_refused_before_the_lock() -> None:
 
 def who_sleeps_is_asked_for() -> None:
     """An engine that says it is asleep is taken for awake."""
-    check = books.check
+    check: Any = vars(books)["check"]
     Changed(books, "check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
 
 
@@ -142,7 +161,7 @@ def epochs_are_not_compared() -> None:
 
 def ranks_are_not_compared() -> None:
     """Whatever was declared."""
-    check = books.check
+    check: Any = vars(books)["check"]
     Changed(books, "check", lambda name, status, ranks: check(name, status, None))
 
 
@@ -209,6 +228,11 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "coalescing_only_queues": (coalescing_only_queues, "turns.py -k newest_weights"),
     "late_answers_are_not_asked_for_again": (late_answers_are_not_asked_for_again, "books.py -k too_late"),
     "old_answers_are_believed": (old_answers_are_believed, "books.py -k older_question"),
+    "whoever_comes_next_is_next": (whoever_comes_next_is_next, "turns.py -k in_their_order"),
+    "older_weights_take_the_place_of_newer_ones": (
+        older_weights_take_the_place_of_newer_ones,
+        "turns.py -k passed_over_for_newer",
+    ),
     "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
     "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
     "any_bytes_under_the_published_number": (
