@@ -13,9 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weightsync.fsm.contract import EngineLink
-from weightsync.fsm.errors import EngineResting, SetupError
+from weightsync.fsm.engine_table import Opened, Session
+from weightsync.fsm.errors import (
+    EngineAsleep,
+    EngineRefused,
+    EngineResting,
+    EngineTaken,
+    EngineUnknown,
+    SetupError,
+    WorldMismatch,
+)
 from weightsync.fsm.journal import replay
 from weightsync.fsm.policy import Policy
+from weightsync.fsm.receipt import Expectation
 from weightsync.fsm.recovery import Backoff, Care
 from weightsync.fsm.results import PassedOver, RoundResult
 from weightsync.fsm.states import Disposition, EngineState, Outcome
@@ -265,6 +275,76 @@ def test_an_engine_that_restarted_or_missed_a_round_catches_up_too() -> None:
     result = hospital.sync.catch_up(1, FakeWeights(1))
     assert [(row.engine, row.incarnation) for row in result.engines] == [("b", "1")]
     assert hospital.sync.servable() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("why", ["asleep", "ranks", "taken", "unknown"])
+def test_who_cannot_catch_up_is_refused_before_the_lock(why: str) -> None:
+    """As for every other round; the lock is not asked for, and nothing is in the log."""
+    hospital = Hospital()
+    hospital.hand_over()
+    b: FakeEngine = hospital.engines["b"]
+    kind: type[EngineRefused] = EngineUnknown
+    if why == "unknown":
+        late = FakeEngine("c")
+        late.alive = False
+        hospital.sync.add_engine(late)
+    elif why == "taken":
+        b.restart()
+        session, kind = Session("theirs", 1 << 50, 0), EngineTaken
+        b.machine.fire(Opened(session, Expectation("plan", 1, 1, 1)))
+    else:
+        b.restart()
+        b.asleep, b.ranks = why == "asleep", 2 if why == "ranks" else None
+        kind = EngineAsleep if why == "asleep" else WorldMismatch
+    epoch, told = hospital.trainer.lock.status().epoch, len(hospital.trainer.records)
+    error: Exception | None = None
+    try:
+        hospital.sync.catch_up(1, FakeWeights(1))
+    except EngineRefused as refused:
+        error = refused
+    assert type(error) is kind, "it was not refused"
+    assert hospital.trainer.lock.status().epoch == epoch
+    assert len(hospital.trainer.records) == told
+
+
+def test_who_catches_up_does_not_wait_for_who_cannot() -> None:
+    """Two are behind, and one of them sleeps."""
+    hospital = Hospital()
+    hospital.hand_over()
+    for engine in hospital.engines.values():
+        engine.restart()
+    hospital.engines["b"].asleep = True
+    result = hospital.sync.catch_up(1, FakeWeights(1))
+    assert result.serving(Disposition.serving_new) == ("a",)
+    assert hospital.sync.servable() == {"a": 0}
+
+
+def test_apart_an_engine_that_fell_asleep_does_not_undo_the_others_round() -> None:
+    """They have the weights; the round of its own is left out."""
+    hospital = Hospital(catch_up="apart")
+    hospital.hand_over()
+    b = hospital.engines["b"]
+    b.bad["bucket 1"] = OSError("lost")
+    commit = hospital.engines["a"].commit
+
+    def then_b_sleeps(session: Session) -> Any:
+        b.asleep = True
+        return commit(session)
+
+    hospital.engines["a"].commit = then_b_sleeps  # type: ignore[method-assign]
+    result = hospital.hand_over()
+    assert (result.outcome, result.version) == (Outcome.partial, 1)
+    assert hospital.sync.servable() == {"a": 1}
+
+
+def test_an_engine_that_fell_asleep_in_its_next_life_holds_nothing() -> None:
+    """It is behind, and not vouched for when it wakes."""
+    hospital = Hospital()
+    hospital.hand_over()
+    hospital.engines["b"].restart()
+    hospital.engines["b"].asleep = True
+    assert hospital.sync.servable() == {"a": 0}
+    assert hospital.sync.engines()["b"].version is None, "it kept its version"
 
 
 def test_failing_to_catch_up_is_a_failed_round_and_a_rest() -> None:

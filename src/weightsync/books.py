@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from .asking import Said, ask, check
 from .fsm.contract import EngineLink, EngineStatus
 from .fsm.errors import (
+    EngineAsleep,
     EngineGone,
     EngineRefused,
     EngineResting,
     EngineTaken,
     EngineUnknown,
     SetupError,
+    WorldMismatch,
 )
 from .fsm.receipt import Participant
 from .fsm.recovery import Backoff, Care
@@ -256,9 +258,11 @@ class EngineBooks:
                 elif entry.seen:
                     self._entries[name] = replace(entry, seen=0)  # compared: what follows are our own rounds
 
-    def refusal(self) -> BaseException | None:
-        """Why no round can be run with one of the engines: what it says, or that it was never there."""
+    def refusal(self, names: Collection[str]) -> BaseException | None:
+        """Why no round can be run with one of these: what it says, or that it was never there."""
         for name, entry in self.entries().items():
+            if name not in names:
+                continue
             if isinstance(entry.error, EngineRefused):
                 return entry.error
             if entry.error is not None and entry.participant is None:
@@ -338,6 +342,17 @@ def _learnt(entry: Entry, said: Said, ranks: int | None) -> Entry:
         return _unreached(entry, error, waited=said.waited)
     try:
         check(entry.id, said.status, ranks)
+    except (EngineAsleep, WorldMismatch) as error:
+        # No round can be run with it; what it holds is said all the same, and is not what another life held.
+        known = _heard(entry, said.status)
+        return replace(
+            entry,
+            version=known.version,
+            quarantined=known.quarantined,
+            told=known.told,
+            asked=False,
+            error=error,
+        )
     except Exception as error:  # noqa: BLE001 - whatever an adapter hands over, it was not reached
         return _unreached(entry, error)
     return _heard(entry, said.status)

@@ -133,10 +133,16 @@ class Conductor:
         begun = self._ask(pending, begun, spare=len(books.links) - quorum, without=resting)
         self._compare_epochs()
         cast = self._cast(quorum, begun, books.links, resting)
-        refusal = books.refusal()
-        if refusal is not None and len(cast.roster) - len(cast.lost) < quorum:
-            raise refusal  # whatever is done under the lock, this round cannot work
+        refusal = self._refusal(cast)
+        if refusal is not None:
+            raise refusal
         return cast
+
+    def _refusal(self, cast: _Cast) -> BaseException | None:
+        """Why this round cannot work, whatever is done under the lock."""
+        if len(cast.roster) - len(cast.lost) >= cast.quorum:
+            return None
+        return self._stage.books.refusal({member.id for member in cast.roster})
 
     def _compare_epochs(self) -> None:
         """Who has seen a newer epoch than the lock has granted would refuse every session of ours."""
@@ -174,13 +180,18 @@ class Conductor:
         begun, books = self._take_in(), self._stage.books
         resting = books.resting(0)
         begun = self._ask(pending, begun, everybody=True, without=resting)
+        self._compare_epochs()
         published = self._stage.ledger.current()
         behind = books.behind(published.version)
         if not behind:
             return passed_over(pending.step, PassedOver("nobody", 0))
         same = self._stage.policy.verify == "full" and published.version is not None
         if same and self._in_time(self._digest, weights) == published.digest:
-            return self._apart(pending, weights, published.version or 0, behind, begun)
+            cast = self._apart(behind, begun)
+            refusal = self._refusal(cast)
+            if refusal is not None:
+                raise refusal
+            return self._round(pending, weights, published.version or 0, cast, 1)
         return self._hand_over(pending, weights)
 
     def _bring_back(self, pending: Pending, weights: Weights, version: int) -> None:
@@ -190,15 +201,16 @@ class Conductor:
         if behind and pending.cancelled is None:
             resting = books.resting(0)
             begun = self._ask(pending, begun, without=resting)
-            self._apart(pending, weights, version, behind, begun)
+            self._compare_epochs()
+            cast = self._apart(behind, begun)
+            if self._refusal(cast) is None:  # else the others have these weights all the same
+                self._round(pending, weights, version, cast, 1)
 
-    def _apart(
-        self, pending: Pending, weights: Weights, version: int, behind: list[str], begun: float
-    ) -> RoundResult:
-        """One attempt: the rest between two of them is the engine's."""
+    def _apart(self, behind: list[str], begun: float) -> _Cast:
+        """These alone, for one attempt: the rest between two of them is the engine's."""
         some = self._stage.policy.on_engine_failure == "quarantine"
         quorum = 1 if some and self._stage.transport.capabilities.survives_loss else len(behind)
-        return self._round(pending, weights, version, self._cast(quorum, begun, behind), 1)
+        return self._cast(quorum, begun, behind)
 
     # -- a round ---------------------------------------------------------------------------------------------
 

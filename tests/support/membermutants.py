@@ -140,13 +140,29 @@ def nobody_is_ever_let_go() -> None:
 
 def nothing_is_refused_before_the_lock() -> None:
     """Whoever cannot be used is found out in the round."""
-    Changed(books.EngineBooks, "refusal", lambda self: None)
+    Changed(books.EngineBooks, "refusal", lambda self, names: None)
 
 
 def who_sleeps_is_asked_for() -> None:
     """An engine that says it is asleep is taken for awake."""
     check: Any = vars(books)["check"]
     Changed(books, "check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
+
+
+def catching_up_refuses_nobody() -> None:
+    """Whoever catches up is asked for under the lock, whatever it says."""
+    Changed(conductor.Conductor, "_refusal", lambda self, cast: None)
+
+
+def who_sleeps_holds_what_it_held() -> None:
+    """An engine that was started anew while nobody looked, and sleeps, keeps its version in the books."""
+    learnt = books._learnt
+
+    def keeping(entry: books.Entry, said: Any, ranks: Any) -> books.Entry:
+        known = learnt(entry, said, ranks)
+        return replace(known, version=entry.version) if known.error is not None else known
+
+    Changed(books, "_learnt", keeping)
 
 
 def who_sleeps_opens_a_session() -> None:
@@ -233,6 +249,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         older_weights_take_the_place_of_newer_ones,
         "turns.py -k passed_over_for_newer",
     ),
+    "catching_up_refuses_nobody": (catching_up_refuses_nobody, "recovery.py -k cannot_catch_up"),
+    "who_sleeps_holds_what_it_held": (who_sleeps_holds_what_it_held, "recovery.py -k fell_asleep"),
     "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
     "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
     "any_bytes_under_the_published_number": (
