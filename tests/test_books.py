@@ -29,7 +29,7 @@ def result(version: int, **dispositions: Disposition) -> RoundResult:
         EngineRow(name, "0", what, version if what is Disposition.serving_new else None, 1, 1, (), 0.0)
         for name, what in dispositions.items()
     )
-    return RoundResult("r", 1, version, 1, 1, Outcome.complete, "yes", rows, (), {})
+    return RoundResult("r", 1, version, version + 1, 1, Outcome.complete, "yes", rows, (), {})
 
 
 def committed(engine: FakeEngine, version: int) -> None:
@@ -387,3 +387,38 @@ def test_the_answer_to_an_older_question_does_not_undo_a_newer_one() -> None:
     old.set_result(status)
     router.join(PATIENCE)
     assert books.entries()["a"].participant == Participant("a", "1"), "an old answer was believed"
+
+
+def opened(engine: FakeEngine, epoch: int) -> None:
+    """A session is opened and ended, in which nothing is changed."""
+    session = Session(f"r{epoch}", epoch, 9)
+    engine.machine.fire(Opened(session, PLAN))
+    engine.abort(session)
+
+
+def test_an_engine_that_another_trainer_had_is_not_proven() -> None:
+    """It says the same number, and may hold other bytes under it, until a round of ours proves it anew."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    opened(a, 7)
+    assert books.vouched(PATIENCE) == {"b": 5}, "others' bytes were vouched for"
+    assert books.behind(5) == ["a"]
+    books.settle(result(7, a=NEW, b=NEW))
+    assert books.servable() == {"a": 7, "b": 7}
+
+
+def test_rounds_of_our_own_leave_an_engine_proven() -> None:
+    """While one runs, when it has failed, and when it has ended without a result."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=OUT))
+    for epoch in (7, 8):
+        books.begun(lambda epoch=epoch: epoch)  # type: ignore[misc]
+        opened(a, epoch)
+        assert books.vouched(PATIENCE) == {"a": 5}, "a round of ours made a good engine unproven"
+    books.settle(replace(result(5, a=OLD, b=OUT), epoch=8))
+    assert books.vouched(PATIENCE) == {"a": 5}
+    opened(a, 9)
+    assert books.vouched(PATIENCE) == {}

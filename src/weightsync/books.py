@@ -13,54 +13,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from .asking import Said, ask, check
-from .fsm.contract import EngineLink, EngineStatus
+from .asking import ask
+from .entries import Entry, learnt, rests
+from .fsm.contract import EngineLink
 from .fsm.errors import (
-    EngineAsleep,
-    EngineGone,
     EngineRefused,
     EngineResting,
     EngineTaken,
     EngineUnknown,
     SetupError,
-    WorldMismatch,
 )
 from .fsm.receipt import Participant
 from .fsm.recovery import Backoff, Care
 from .fsm.results import EngineRow, RoundResult
-from .fsm.states import Disposition, EngineState
+from .fsm.states import Disposition
 
 __all__ = ["EngineBooks", "Entry"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One engine as the books have it.
-
-    Args:
-        participant: its id, incarnation and ranks; None until it was reached.
-        version: the version its last confirmed commit made it hold; None if it is unproven.
-        told: the version it says it holds, proven to this trainer or not.
-        quarantined: it was lost or torn, and no commit of it was confirmed since.
-        asked: whether its incarnation is known to be the present one as of the last round.
-        waited: whether it was once given the time that a first contact may take.
-        seen: the highest epoch it had seen when it was asked.
-        care: its recovery, while it is quarantined.
-    """
-
-    id: str
-    participant: Participant | None = None
-    stages: bool = True
-    version: int | None = None
-    told: int | None = None
-    quarantined: bool = False
-    asked: bool = False
-    waited: bool = False
-    seen: int = 0
-    error: BaseException | None = None
-    care: Care = Care()
 
 
 class EngineBooks:
@@ -94,6 +64,8 @@ class EngineBooks:
         self._rounds = self._questions = 0
         self._answered: dict[str, int] = {}
         """The number of the last question that an engine has answered."""
+        self._epochs: set[int] = set()
+        self._running: Callable[[], int] | None = None
         self._wanted: dict[str, EngineLink] = self.links
 
     # -- who belongs to it -----------------------------------------------------------------------------------
@@ -187,7 +159,7 @@ class EngineBooks:
                 # Else what it said is older than what a round has proved, or it is another's by now.
                 present = self._rounds == rounds and self.links is links
                 if present and self._answered.get(name, 0) < question:
-                    self._entries[name] = _learnt(self._entries[name], said, ranks)
+                    self._entries[name] = learnt(self._entries[name], said, ranks, self._ours)
                     self._answered[name] = question
                     heard.add(name)
         return heard
@@ -220,7 +192,7 @@ class EngineBooks:
         with self._turn:
             entries, now = dict(self._entries), self.now()
         out: dict[str, BaseException] = {
-            name: _rests(entry, now)
+            name: rests(entry, now)
             for name, entry in entries.items()
             if entry.quarantined and (apart or entry.care.left(now))
         }
@@ -303,21 +275,39 @@ class EngineBooks:
         """The engines of the roster that load in place."""
         return frozenset(e.participant for e in self._entries.values() if e.participant and not e.stages)
 
+    def begun(self, epoch: Callable[[], int]) -> None:
+        """A round of ours begins, and is going to have this epoch."""
+        with self._turn:
+            self._note_epoch()
+            self._running = epoch
+
+    def _note_epoch(self) -> None:
+        if self._running is not None:
+            self._epochs.add(self._running())
+            self._running = None
+
+    def _ours(self, epoch: int) -> bool:
+        return epoch in self._epochs or (self._running is not None and self._running() == epoch)
+
     def settle(self, result: RoundResult) -> None:
         """Write down what a round decided."""
         with self._turn:
             self._rounds += 1
+            self._note_epoch()
+            self._epochs.add(result.epoch)
             for row in result.engines:
                 entry = self._entries.get(row.engine)
                 if entry is None:
                     continue  # it was removed meanwhile
                 if entry.participant is not None and entry.participant.incarnation != row.incarnation:
                     continue  # it was started anew meanwhile, and has proved nothing in this life
-                self._entries[row.engine] = self._settled(entry, row)
+                self._entries[row.engine] = self._settled(entry, row, result.epoch)
+            proven = [entry.epoch for entry in self._entries.values() if entry.version is not None]
+            self._epochs = {epoch for epoch in self._epochs if epoch > min(proven, default=result.epoch)}
 
-    def _settled(self, entry: Entry, row: EngineRow) -> Entry:
+    def _settled(self, entry: Entry, row: EngineRow, epoch: int) -> Entry:
         if row.disposition is Disposition.serving_new:
-            return replace(entry, version=row.version, quarantined=False, care=Care())
+            return replace(entry, version=row.version, epoch=epoch, quarantined=False, care=Care())
         if row.disposition is not Disposition.quarantined or isinstance(row.error, EngineResting):
             return entry
         care = entry.care
@@ -333,55 +323,3 @@ class EngineBooks:
             if entry.version is not None and not entry.quarantined and entry.error is None
             if self._wanted.get(name) is self.links.get(name)
         }
-
-
-def _learnt(entry: Entry, said: Said, ranks: int | None) -> Entry:
-    """What is known of an engine when it has been asked."""
-    if said.error is not None or said.status is None:
-        error = said.error or EngineUnknown(f"engine {entry.id} did not say what it is")
-        return _unreached(entry, error, waited=said.waited)
-    try:
-        check(entry.id, said.status, ranks)
-    except (EngineAsleep, WorldMismatch) as error:
-        # No round can be run with it; what it holds is said all the same, and is not what another life held.
-        known = _heard(entry, said.status)
-        return replace(
-            entry,
-            version=known.version,
-            quarantined=known.quarantined,
-            told=known.told,
-            asked=False,
-            error=error,
-        )
-    except Exception as error:  # noqa: BLE001 - whatever an adapter hands over, it was not reached
-        return _unreached(entry, error)
-    return _heard(entry, said.status)
-
-
-def _heard(entry: Entry, status: EngineStatus) -> Entry:
-    now = Participant(status.engine, status.incarnation, status.ranks)
-    known = replace(
-        entry, participant=now, stages=status.stages, told=status.version, asked=True, seen=status.epoch,
-        error=None,
-    )  # fmt: skip
-    restarted = entry.participant is not None and entry.participant != now
-    if restarted or (entry.version is not None and status.version != entry.version):
-        known = replace(known, version=None)
-    if status.state is EngineState.Quarantined:
-        known = replace(known, version=None, quarantined=True)
-    return known
-
-
-def _unreached(entry: Entry, error: BaseException, *, waited: bool = False) -> Entry:
-    gone = isinstance(error, EngineGone)
-    version = None if gone else entry.version
-    return replace(entry, asked=False, error=error, version=version, waited=entry.waited or waited)
-
-
-def _rests(entry: Entry, now: float) -> EngineResting:
-    if not entry.care.left(now):
-        return EngineResting(f"engine {entry.id} is left out: it comes back by a round of its own")
-    return EngineResting(
-        f"engine {entry.id} is left out: {entry.care.tries} rounds did not bring it back, the next one is to "
-        f"try in {entry.care.left(now):.3g} s"
-    )

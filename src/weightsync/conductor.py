@@ -261,6 +261,7 @@ class Conductor:
         loop = RoundLoop(driver, parts, workers=stage.workers, observers=stage.observers, clock=clock)
         for engine, error in cast.lost.items():
             loop.lost(engine, error)
+        stage.books.begun(lambda: driver.round.facts.epoch)
         pending.started(loop)
         result = loop.run()
         stage.books.settle(result)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from breakers import abort_nobody
-from weightsync import books, sync
+from weightsync import books, entries, sync
 from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
@@ -60,13 +60,13 @@ def half_an_update_is_served() -> None:
 
 def books_by_name() -> None:
     """A restarted engine inherits the version of the one that had its name."""
-    heard = books._heard
+    heard = entries._heard
 
-    def trusting(entry: books.Entry, status: Any) -> Any:
-        known = heard(entry, status)
+    def trusting(entry: books.Entry, status: Any, ours: Any) -> Any:
+        known = heard(entry, status, ours)
         return known if entry.version is None else replace(known, version=entry.version)
 
-    Changed(books, "_heard", trusting)
+    Changed(entries, "_heard", trusting)
 
 
 def epochs_from_nothing() -> None:

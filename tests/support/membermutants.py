@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weightsync import books, conductor, turns
+from weightsync import books, conductor, entries, turns
 from weightsync.fsm import ranks as rules
 from weightsync.fsm import recovery
 from weightsync.fsm.errors import PlanMismatch
@@ -96,12 +96,12 @@ def everybody_is_paused_to_catch_up() -> None:
 
 def added_engines_are_taken_at_their_word() -> None:
     """What an engine says it holds is written down as proven."""
-    heard = books._heard
+    heard = entries._heard
 
-    def trusting(entry: books.Entry, status: Any) -> books.Entry:
-        return replace(heard(entry, status), version=status.version or 0)
+    def trusting(entry: books.Entry, status: Any, ours: Any) -> books.Entry:
+        return replace(heard(entry, status, ours), version=status.version or 0)
 
-    Changed(books, "_heard", trusting)
+    Changed(entries, "_heard", trusting)
 
 
 def removed_engines_are_servable() -> None:
@@ -133,6 +133,16 @@ def old_answers_are_believed() -> None:
     Changed(books.EngineBooks, "refresh", forgetful)
 
 
+def a_number_says_whose_bytes_they_are() -> None:
+    """Whoever had the engine meanwhile."""
+    Changed(books.EngineBooks, "_ours", lambda self, epoch: True)
+
+
+def failed_rounds_of_ours_are_others() -> None:
+    """Only the epoch of the last commit is known to be ours."""
+    Changed(books.EngineBooks, "_ours", lambda self, epoch: False)
+
+
 def nobody_is_ever_let_go() -> None:
     """Who was removed is asked for all the same."""
     Changed(books.EngineBooks, "take_in", lambda self: [])
@@ -145,8 +155,8 @@ def nothing_is_refused_before_the_lock() -> None:
 
 def who_sleeps_is_asked_for() -> None:
     """An engine that says it is asleep is taken for awake."""
-    check: Any = vars(books)["check"]
-    Changed(books, "check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
+    check: Any = vars(entries)["check"]
+    Changed(entries, "check", lambda name, status, ranks: check(name, replace(status, asleep=False), ranks))
 
 
 def catching_up_refuses_nobody() -> None:
@@ -156,13 +166,13 @@ def catching_up_refuses_nobody() -> None:
 
 def who_sleeps_holds_what_it_held() -> None:
     """An engine that was started anew while nobody looked, and sleeps, keeps its version in the books."""
-    learnt = books._learnt
+    learnt: Any = vars(books)["learnt"]
 
-    def keeping(entry: books.Entry, said: Any, ranks: Any) -> books.Entry:
-        known = learnt(entry, said, ranks)
+    def keeping(entry: books.Entry, said: Any, ranks: Any, ours: Any) -> Any:
+        known = learnt(entry, said, ranks, ours)
         return replace(known, version=entry.version) if known.error is not None else known
 
-    Changed(books, "_learnt", keeping)
+    Changed(books, "learnt", keeping)
 
 
 def who_sleeps_opens_a_session() -> None:
@@ -177,8 +187,8 @@ def epochs_are_not_compared() -> None:
 
 def ranks_are_not_compared() -> None:
     """Whatever was declared."""
-    check: Any = vars(books)["check"]
-    Changed(books, "check", lambda name, status, ranks: check(name, status, None))
+    check: Any = vars(entries)["check"]
+    Changed(entries, "check", lambda name, status, ranks: check(name, status, None))
 
 
 def numbers_are_not_looked_up() -> None:
@@ -251,6 +261,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "catching_up_refuses_nobody": (catching_up_refuses_nobody, "recovery.py -k cannot_catch_up"),
     "who_sleeps_holds_what_it_held": (who_sleeps_holds_what_it_held, "recovery.py -k fell_asleep"),
+    "a_number_says_whose_bytes_they_are": (a_number_says_whose_bytes_they_are, "books.py -k another_trainer"),
+    "failed_rounds_of_ours_are_others": (failed_rounds_of_ours_are_others, "books.py -k of_our_own"),
     "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
     "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
     "any_bytes_under_the_published_number": (

@@ -28,7 +28,7 @@ from breakers import (
     undo_oldest_first,
 )
 from tablechanges import change_engine, change_round
-from weightsync import books
+from weightsync import books, entries
 from weightsync.fsm import answers
 from weightsync.fsm import driver as driver_module
 from weightsync.fsm import engine_table as t
@@ -121,13 +121,13 @@ def keep_it_in_memory(patch: Patch) -> None:
 
 def books_by_name(patch: Patch) -> None:
     """A restarted engine inherits the version of the one that had its name."""
-    real = books._heard
+    real = entries._heard
 
-    def heard(entry: books.Entry, status: Any) -> Any:
-        known = real(entry, status)
+    def heard(entry: books.Entry, status: Any, ours: Any) -> Any:
+        known = real(entry, status, ours)
         return known if entry.version is None else replace(known, version=entry.version)
 
-    patch.setattr(books, "_heard", heard)
+    patch.setattr(entries, "_heard", heard)
 
 
 # -- P9 ------------------------------------------------------------------------------------------------------
