@@ -5,6 +5,7 @@ With real rounds over fakes outside, and a hand-turned clock for the rests.
 
 import json
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -441,6 +442,63 @@ def test_an_engine_that_comes_back_under_its_name_is_a_new_one() -> None:
     assert hospital.sync.servable() == {"a": 1, "b": 1}
     assert hospital.engines["a"].words[-1] == "close"
     assert again.content == FakeWeights(hospital.step).content
+
+
+def test_an_engine_that_comes_back_by_its_old_link_has_to_prove_itself_too() -> None:
+    """Nobody knows what was done with it meanwhile; its link stays open."""
+    hospital = Hospital()
+    hospital.hand_over()
+    b = hospital.engines["b"]
+    hospital.sync.remove_engine("b")
+    hospital.sync.add_engine(b)
+    assert hospital.sync.servable() == {"a": 0}, "it was servable before a round"
+    hospital.hand_over()
+    assert hospital.sync.servable() == {"a": 1, "b": 1}
+    assert "close" not in b.words
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_being_removed_does_not_lift_a_quarantine(restarts: bool, between: bool) -> None:
+    """The same life comes back by a new link, with a round in between or without."""
+    hospital = Hospital()
+    hospital.hand_over()
+    hospital.lose("b")
+    b = hospital.engines["b"]
+    hospital.sync.remove_engine("b")
+    if between:
+        hospital.hand_over()
+    if restarts:
+        b.restart()
+    hospital.sync.add_engine(copy(b))
+    result = hospital.hand_over()
+    opening = [record for record in hospital.trainer.records if record.event == "opened"][-1]
+    tainted = json.dumps((opening.facts or {}).get("tainted", []))
+    assert ("b" in tainted) is not restarts, "it was taken for whole"
+    assert result.serving(Disposition.serving_new) == ("a", "b")
+    assert hospital.sync._books.tainted() == frozenset()
+    hospital.check_log()
+
+
+def test_every_link_is_closed_once() -> None:
+    """Of who was replaced, and of who was removed before any round, at the next round or at the end."""
+    hospital = Hospital()
+    hospital.hand_over()
+    new, late, last = (FakeEngine(name) for name in "bcd")
+    add = hospital.sync.add_engine
+    add(late)
+    hospital.sync.remove_engine("c")
+    hospital.hand_over()
+    assert late.words == ["close"]
+    hospital.sync.remove_engine("b")
+    add(new)
+    add(last)
+    hospital.sync.remove_engine("d")
+    hospital.sync.close()
+    assert hospital.engines["b"].words.count("close") == 1, "a link was left open"
+    assert new.words == late.words == last.words == ["close"]
+    with pytest.raises(SetupError, match="closed"):
+        add(FakeEngine("e"))
 
 
 def test_membership_that_cannot_be_is_refused_in_one_line() -> None:

@@ -67,6 +67,13 @@ class EngineBooks:
         self._epochs: set[int] = set()
         self._running: Callable[[], int] | None = None
         self._wanted: dict[str, EngineLink] = self.links
+        self._new: set[str] = set()
+        """Who was added since the last round, also by a link that was there before."""
+        self._retired: list[EngineLink] = []
+        """Links of those who were removed, to be closed when no round can need them."""
+        self._left: dict[str, Participant] = {}
+        """Quarantined engines that were removed: if they come back in the same life, they still are."""
+        self._shut = False
 
     # -- who belongs to it -----------------------------------------------------------------------------------
 
@@ -79,12 +86,15 @@ class EngineBooks:
         """Have this engine from the next round on.
 
         Raises:
-            SetupError: there is one of that name.
+            SetupError: there is one of that name, or it is too late.
         """
         with self._turn:
+            if self._shut:
+                raise SetupError(f"this WeightSync is closed: engine {link.id!r} cannot be added")
             if link.id in self._wanted:
                 raise SetupError(f"there is an engine called {link.id!r}: give the new one an id of its own")
             self._wanted = {**self._wanted, link.id: link}
+            self._new.add(link.id)
 
     def remove(self, name: str) -> None:
         """Do without this engine from the next round on; it is not servable from now on.
@@ -97,21 +107,44 @@ class EngineBooks:
                 raise SetupError(f"no engine is called {name!r}; there are: {', '.join(self._wanted)}")
             if len(self._wanted) == 1:
                 raise SetupError(f"{name!r} is the last engine: close the WeightSync instead")
+            self._retired.append(self._wanted[name])
             self._wanted = {each: link for each, link in self._wanted.items() if each != name}
 
+    def shut(self) -> None:
+        """Nobody is added any more."""
+        with self._turn:
+            self._shut = True
+
+    def every(self) -> list[EngineLink]:
+        """All links that were not handed back, each of them once."""
+        with self._turn:
+            links = [*self.links.values(), *self._wanted.values(), *self._retired]
+        return list({id(link): link for link in links}.values())
+
     def take_in(self) -> list[EngineLink]:
-        """Before a round: who was added is in now, who was removed is out, and its link is handed back."""
+        """Before a round: who was added is in now, who was removed is out, and its link is handed back.
+
+        Whoever was added has proved nothing, also if it was there before.
+        """
         with self._turn:
             wanted = self._wanted
             if wanted is self.links:
                 return []
-            gone = [link for name, link in self.links.items() if wanted.get(name) is not link]
+            staying = {name for name in wanted if name in self._entries and name not in self._new}
+            for name, entry in self._entries.items():
+                if name not in staying:
+                    tainted = entry.participant if entry.quarantined else entry.former
+                    self._left |= {} if tainted is None else {name: tainted}
             entries = {
-                name: self._entries[name] if self.links.get(name) is link else Entry(name)
-                for name, link in wanted.items()
+                name: self._entries[name]
+                if name in staying
+                else Entry(name, former=self._left.pop(name, None))
+                for name in wanted
             }
-            self.links, self._entries = wanted, entries
-        return gone
+            kept = {id(link) for link in wanted.values()}
+            gone = {id(link): link for link in self._retired if id(link) not in kept}
+            self.links, self._entries, self._new, self._retired = wanted, entries, set(), []
+        return list(gone.values())
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -321,5 +354,5 @@ class EngineBooks:
             name: entry.version
             for name, entry in self.entries().items()
             if entry.version is not None and not entry.quarantined and entry.error is None
-            if self._wanted.get(name) is self.links.get(name)
+            if name in self._wanted and name not in self._new
         }

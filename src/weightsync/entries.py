@@ -32,6 +32,7 @@ class Entry:
         waited: whether it was once given the time that a first contact may take.
         seen: the highest epoch it had seen when it was asked.
         epoch: the one of its last confirmed commit.
+        former: the life of it that was removed while it was quarantined, if it has not been reached since.
         care: its recovery, while it is quarantined.
     """
 
@@ -46,6 +47,7 @@ class Entry:
     seen: int = 0
     epoch: int = 0
     error: BaseException | None = None
+    former: Participant | None = None
     care: Care = Care()
 
 
@@ -83,7 +85,7 @@ def _heard(entry: Entry, status: EngineStatus, ours: Callable[[int], bool]) -> E
     now = Participant(status.engine, status.incarnation, status.ranks)
     known = replace(
         entry, participant=now, stages=status.stages, told=status.version, asked=True, seen=status.epoch,
-        error=None,
+        error=None, former=None, quarantined=entry.quarantined or entry.former == now,
     )  # fmt: skip
     restarted = entry.participant is not None and entry.participant != now
     # A round of another trainer may have put other bytes there, also under the same number.

@@ -169,8 +169,8 @@ class WeightSync:
         """Have one more engine from the next round on. It is servable when that round has proved it.
 
         Raises:
-            SetupError: it is none, there is one of that name, or the transport could not reach it or keep the
-                quorum.
+            SetupError: it is none, there is one of that name, the transport could not reach it or keep the
+                quorum, or this ``WeightSync`` is closed.
         """
         (link,) = engines_for([engine])
         self._check([*self._books.wanted.values(), link])
@@ -233,11 +233,12 @@ class WeightSync:
     def _close(self) -> None:
         if self._ended:
             return
+        self._books.shut()
         self._turns.close()
         if self._leader is not None:
             self._leader.close()
         self._transport.close()
-        for link in {**self._books.links, **self._books.wanted}.values():
+        for link in self._books.every():
             link.close()
         close = getattr(self._lock, "close", None)  # of a connection; who goes on to use it gets another one
         if close is not None:

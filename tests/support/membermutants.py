@@ -143,6 +143,36 @@ def failed_rounds_of_ours_are_others() -> None:
     Changed(books.EngineBooks, "_ours", lambda self, epoch: False)
 
 
+def who_comes_back_is_who_it_was() -> None:
+    """Removed and added again by its link, it keeps what it had."""
+    add = books.EngineBooks.add
+
+    def welcome(self: books.EngineBooks, link: Any) -> None:
+        add(self, link)
+        self._new.clear()
+
+    Changed(books.EngineBooks, "add", welcome)
+
+
+def removing_lifts_a_quarantine() -> None:
+    """Whoever comes back by a new link is taken for whole."""
+    Changed(books.EngineBooks, "take_in", _forgetful(books.EngineBooks.take_in))
+
+
+def _forgetful(take_in: Any) -> Any:
+    def forgets(self: books.EngineBooks) -> Any:
+        gone = take_in(self)
+        self._entries = {name: replace(entry, former=None) for name, entry in self._entries.items()}
+        return gone
+
+    return forgets
+
+
+def removed_links_are_forgotten() -> None:
+    """Only those that are wanted are closed."""
+    Changed(books.EngineBooks, "every", lambda self: list({**self.links, **self._wanted}.values()))
+
+
 def nobody_is_ever_let_go() -> None:
     """Who was removed is asked for all the same."""
     Changed(books.EngineBooks, "take_in", lambda self: [])
@@ -263,6 +293,9 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "who_sleeps_holds_what_it_held": (who_sleeps_holds_what_it_held, "recovery.py -k fell_asleep"),
     "a_number_says_whose_bytes_they_are": (a_number_says_whose_bytes_they_are, "books.py -k another_trainer"),
     "failed_rounds_of_ours_are_others": (failed_rounds_of_ours_are_others, "books.py -k of_our_own"),
+    "who_comes_back_is_who_it_was": (who_comes_back_is_who_it_was, "recovery.py -k by_its_old_link"),
+    "removing_lifts_a_quarantine": (removing_lifts_a_quarantine, "recovery.py -k does_not_lift"),
+    "removed_links_are_forgotten": (removed_links_are_forgotten, "recovery.py -k every_link"),
     "nobody_rests": (nobody_rests, "recovery.py -k tried_less"),
     "rests_never_grow": (rests_never_grow, "recovery.py -k tried_less"),
     "any_bytes_under_the_published_number": (
