@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import errors
 from .errors import (
     PlanMismatch,
     RaisedElsewhere,
@@ -27,7 +26,7 @@ from .results import EngineRow, PassedOver, RoundResult
 from .states import Disposition, Outcome
 
 __all__ = [
-    "Pulses", "Report", "difference", "disagreement", "error_from", "error_told", "layout", "lost",
+    "Pulses", "Report", "Verdict", "difference", "disagreement", "error_from", "error_told", "layout", "lost",
     "result_from", "result_told",
 ]  # fmt: skip
 
@@ -37,7 +36,9 @@ class Report:
     """What a rank says when it has come to a hand-over.
 
     Args:
-        number: which hand-over it is, by this rank's count.
+        run: of rank 0, by its id, as far as this rank knows it.
+        call: of a hook on this rank; no two have the same.
+        after: the number of the last verdict that this rank has passed by.
         kind: what is called at this step.
         fingerprint: of the plan of its tensors; empty if there is none.
         error: what it raised in its part, in one line; empty if it did not.
@@ -45,11 +46,13 @@ class Report:
 
     rank: int
     world: int
-    number: int
+    run: str
+    call: str
     step: int
     kind: str
     fingerprint: str = ""
     error: str = ""
+    after: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -59,6 +62,38 @@ class Report:
     def from_json(cls, told: Mapping[str, Any]) -> Report:
         """Read ``to_json`` back."""
         return cls(**told)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What rank 0 says when the ranks have met, or will not.
+
+    Args:
+        step: of rank 0; None if what it was called with is none.
+        calls: those that this answers, whatever their step.
+        error: why there is no hand-over; None if there is one.
+    """
+
+    step: int | None
+    kind: str
+    calls: tuple[str, ...] = ()
+    error: Mapping[str, str] | None = None
+
+    def answers(self, report: Report) -> bool:
+        """Whether it does; a refusal also answers who comes late to this step, or to one before it."""
+        if self.error is None or report.call in self.calls:
+            return report.call in self.calls
+        late = self.step is None or report.step <= self.step
+        return late and (self.kind == report.kind or self.error["kind"] == RanksDisagree.__name__)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Verdict:
+        """Read ``to_json`` back."""
+        return cls(told["step"], told["kind"], tuple(told["calls"]), told["error"])
 
 
 # -- do they agree? ---------------------------------------------------------------------------------------
@@ -155,10 +190,18 @@ def error_told(error: BaseException) -> dict[str, str]:
 def error_from(told: Mapping[str, str]) -> WeightSyncError:
     """The error on another rank: of its own kind if that is ours and takes a text, else told."""
     kind, text = told["kind"], told["text"]
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, WeightSyncError):
+    found = _ours(WeightSyncError).get(kind)
+    if found is not None:
         return found(text)
     return RaisedElsewhere(f"rank 0 raised {kind}: {text}")
+
+
+def _ours(kind: type[WeightSyncError]) -> dict[str, type[WeightSyncError]]:
+    """The errors of this package, wherever in it they are; a user's are not made by their name."""
+    found = {kind.__name__: kind} if kind.__module__.startswith(f"{__package__}.") else {}
+    for each in kind.__subclasses__():
+        found.update(_ours(each))
+    return found
 
 
 def result_told(result: RoundResult) -> dict[str, Any]:

@@ -6,28 +6,39 @@ frozen, or another rank be stopped while it has the file locked. So each word to
 get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the store: who waits, looks
 again.
 
-Keys are ``NAME/NUMBER/WHAT/RANK``, by the number of the hand-over, so that nothing of one hand-over can be
-taken for another's. Old ones are deleted as the numbers go on.
+A store can outlive a run, and keep its words for the next one. So rank 0 begins a *run* with an id of its
+own, and every *call* of a hook on another rank has one too. A report says which run it was made in, and a
+verdict which calls it answers: neither side takes an older word for an answer. Who comes before rank 0 does
+finds an older run, and reports again when it is another one.
+
+What a rank says has one place (``NAME/WHAT/RANK``), and what it says next takes it. What rank 0 says of a
+hand-over is under its run and number (``NAME/RUN/NUMBER/WHAT``). The number is rank 0's alone: a rank that
+missed one reads on. Old numbers, and the run before, are deleted.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..fsm import checks
-from ..fsm.errors import RankLost, SetupError
+from ..fsm.errors import RankLost, RoundCancelled, SetupError
 from ..fsm.plan import Plan
-from ..fsm.ranks import Report, layout
+from ..fsm.ranks import Report, Verdict, layout
 from .workers import Workers
 
 __all__ = ["Store", "TrainerRanks"]
 
 _WHERE = "TrainerRanks"
 _GLANCE = 0.01  # seconds between two looks
-_KEPT = 8  # hand-overs whose words are kept, for a rank that is late
+_SLICE = 0.1  # seconds between two looks at whether the part is to be given up
+_KEPT = 8  # hand-overs whose words are kept, for a rank that is late, or was not there
 
 
 class Store(Protocol):
@@ -53,8 +64,9 @@ class TrainerRanks:
         store: shared by all ranks.
         rank: which of them this is; 0 leads.
         world_size: how many there are.
-        name: of this trainer, where one store serves several, or several runs.
-        limit: seconds for which a rank may be late for a hand-over, or busy with its part of it.
+        name: of this trainer, where one store serves several at a time.
+        limit: seconds for which a rank may be late for a hand-over, or busy with its part of it. Whatever
+            may keep one rank longer than the others between two hand-overs has to fit.
         silent: seconds without a sign of life after which a rank is lost, in the middle of a hand-over; and
             seconds within which the store has to answer.
 
@@ -87,7 +99,12 @@ class TrainerRanks:
             checks.seconds(_WHERE, what, seconds)
         self.rank, self.world_size, self.limit, self.silent = rank, world_size, limit, silent
         self._store, self._name = store, name
-        self._number = self._beats = 0
+        self._me = uuid.uuid4().hex[:12]
+        self._run: str | None = None
+        self._known = False  # whether the run is not an older one's
+        self._looked = False
+        self._number = self._beats = self._calls = 0
+        self._layout_said = ""
         self._workers = Workers("weightsync-ranks", spare=2)
 
     @property
@@ -96,84 +113,209 @@ class TrainerRanks:
         return tuple(rank for rank in range(self.world_size) if rank != self.rank)
 
     @property
-    def number(self) -> int:
-        """Of the last hand-over that this rank has come to."""
-        return self._number
-
-    @property
     def interval(self) -> float:
         """Seconds between two beats."""
         return self.silent / 4
 
     # -- a rank's part ---------------------------------------------------------------------------------------
 
-    def arrive(self, step: int, kind: str, part: Callable[[], Plan]) -> int:
-        """Do this rank's part, and report it; hands back the number of the hand-over.
+    def work(
+        self, step: int, kind: str, part: Callable[[], Plan], stopped: Callable[[], object] = lambda: None
+    ) -> Report:
+        """Do this rank's part; what there is to report of it.
 
         The part runs on a thread, and for ``limit`` seconds at most: it may be a collective that never ends.
 
         Raises:
             RankLost: it took longer, or the store did not answer.
-            RanksDisagree: somebody else reported as this rank.
+            RoundCancelled: ``stopped`` said so.
         """
-        self._number += 1
-        number = self._number
-        try:
-            plan = self._workers.submit(part).result(timeout=self.limit)
-        except TimeoutError:
-            late = RankLost(
-                f"rank {self.rank} of the trainer: its part of step {step} took longer than {self.limit:g} s"
-            )
-            self._report(Report(self.rank, self.world_size, number, step, kind, error=_line(late)))
-            raise late from None
-        except BaseException as error:
-            self._report(Report(self.rank, self.world_size, number, step, kind, error=_line(error)))
-            raise
-        self._layout(plan)
-        report = Report(self.rank, self.world_size, number, step, kind, plan.fingerprint)
-        self._report(report)
-        return number
+        end, done = time.monotonic() + self.limit, self._workers.submit(part)
+        while not wait([done], timeout=min(_SLICE, max(0.0, end - time.monotonic()))).done:
+            if stopped():
+                raise RoundCancelled(f"the hand-over of step {step} was cancelled while the ranks met")
+            if time.monotonic() >= end:
+                raise RankLost(
+                    f"rank {self.rank} of the trainer: its part of step {step} took longer than "
+                    f"{self.limit:g} s"
+                )
+        plan = done.result()
+        if plan.fingerprint != self._layout_said:  # read only if plans differ
+            self.say("layout", [plan.fingerprint, layout(plan)])
+            self._layout_said = plan.fingerprint
+        return self._blank(step, kind, fingerprint=plan.fingerprint)
 
-    def refuse(self, step: int, kind: str, error: BaseException) -> int:
-        """Instead of a part: this rank could not even begin."""
+    def arrive(self, step: int, kind: str, part: Callable[[], Plan]) -> Report:
+        """Do this rank's part, and report it. For all but rank 0."""
+        self._calls += 1
+        self.find_run()
+        try:
+            report = self.work(step, kind, part)
+        except BaseException as error:
+            with suppress(RankLost):  # the others find out by themselves
+                self.find_run()
+                report = self._blank(step, kind, error=_line(error))
+                self.say("report", report.to_json())
+                if isinstance(error, Exception):
+                    self._make_known(report)
+            raise
+        self.say("report", report.to_json())
+        return report
+
+    def report_again(self, report: Report) -> Report:
+        """In the run that there is now."""
+        report = replace(report, run=self._run or "", after=self._number)
+        self.say("report", report.to_json())
+        return report
+
+    def _make_known(self, report: Report) -> None:
+        """Nobody waits after this one; at the first hand-over rank 0 has to have begun its run to read it."""
+        end = time.monotonic() + self.limit
+        while not self._known and self.answer(report) is None and time.monotonic() < end:
+            if self.find_run():
+                report = self.report_again(report)
+            self.pause()
+
+    def give_up(self, report: Report, error: BaseException) -> None:
+        """Take a report back: whoever made it does not wait for an answer any more."""
+        self.say("fail", [report.call, _line(error)])
+
+    def check_alone(self) -> None:
+        """Nobody else has reported as this rank since this one did.
+
+        Raises:
+            SetupError: somebody has.
+        """
+        told = self.said("report", self.rank)
+        if told is not None and not told["call"].startswith(self._me):
+            raise SetupError(
+                f"somebody else reports as rank {self.rank}: give each rank a number of its own, and each "
+                f"trainer a TrainerRanks(name=...) of its own in a store that several use"
+            )
+
+    def _blank(self, step: int, kind: str, *, fingerprint: str = "", error: str = "") -> Report:
+        call = f"{self._me}.{self._calls}"
+        return Report(
+            self.rank, self.world_size, self._run or "", call, step, kind, fingerprint, error, self._number
+        )
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Begin a hand-over, and with the first one the run; hands back its number. For rank 0.
+
+        Raises:
+            SetupError: another rank 0 has begun a run of its own.
+        """
+        found = self._read("run")
+        if self._run is None:
+            self._write(self._me, "run")
+            self._run = self._me
+            if found is not None:
+                self._forget_run(found)
+        elif found not in (self._run, None):
+            raise SetupError(
+                "another rank 0 has begun a run in this store: give each trainer a TrainerRanks(name=...) of "
+                "its own; if this one was restarted, the older one is to end"
+            )
         self._number += 1
-        self._report(Report(self.rank, self.world_size, self._number, step, kind, error=_line(error)))
         return self._number
 
-    def _report(self, report: Report) -> None:
-        key = self._key(report.number, "report", self.rank)
-        if self._ask(lambda: self._store.check([key])):
-            raise SetupError(
-                f"somebody has reported as rank {self.rank} already: give each rank a number of its own, and "
-                f"each run a TrainerRanks(name=...) of its own in a store that outlives it"
-            )
-        self._write(key, report.to_json())
+    def find_run(self) -> bool:
+        """See whether this is another run than at the last look. For all but rank 0."""
+        found = self._read("run")
+        changed: bool = found != self._run
+        if changed:
+            # Who sees it begin knows that it is no older one's.
+            self._known, self._run, self._number = self._looked, found, 0
+        self._looked = True
+        self._number = max(self._number, (self._read(self._run, "newest") or 0) - _KEPT)
+        return changed
 
-    def _layout(self, plan: Plan) -> None:
-        """Once for each layout; read only if plans differ."""
-        key = f"{self._name}/layout/{plan.fingerprint}"
-        if not self._ask(lambda: self._store.check([key])):
-            self._write(key, layout(plan))
+    @property
+    def known(self) -> bool:
+        """Whether this rank knows that the run is not an older one."""
+        return self._known
+
+    @property
+    def next_number(self) -> int:
+        """Of the hand-over whose verdict this rank has not seen."""
+        return self._number + 1
+
+    def answer(self, report: Report) -> tuple[int, Verdict] | None:
+        """The next verdict that answers this report, with its number; None if there is none yet."""
+        while (told := self.look(self._number + 1, "verdict")) is not None:
+            self._number += 1
+            verdict = Verdict.from_json(told)
+            if verdict.answers(report):
+                self._known = True
+                return self._number, verdict
+        return None
+
+    def end(self) -> None:
+        """Say that this rank takes part in nothing any more."""
+        if self.rank:
+            self.find_run()
+            self.say("left", [self._run, self._me])
+        else:
+            if self._run is None:
+                self.open()
+            self._write(True, self._run, "ended")  # noqa: FBT003 - any value will do
+
+    def ended(self) -> bool:
+        """Whether rank 0 said so, in a run that is known to be this one."""
+        return self._known and self._read(self._run, "ended") is not None
+
+    def left(self, rank: int) -> bool:
+        """Whether that rank said so, and nobody has come in its place."""
+        run, who = self.said("left", rank) or (None, "")
+        if run is None or run != self._run:
+            return False
+        told = self.said("report", rank)
+        return told is None or str(told["call"]).startswith(who)
 
     # -- words -----------------------------------------------------------------------------------------------
 
+    def say(self, what: str, value: Any) -> None:
+        """Say something as this rank, in the place of what it said before."""
+        self._write(value, what, self.rank)
+
+    def said(self, what: str, rank: int) -> Any:
+        """What that rank said last; None if it has not."""
+        return self._read(what, rank)
+
+    def reported(self, rank: int) -> Report | None:
+        """The last report of that rank in this run."""
+        told = self.said("report", rank)
+        return None if told is None or told["run"] != self._run else Report.from_json(told)
+
+    def gave_up(self, report: Report) -> str:
+        """Why that report was taken back; empty if it was not."""
+        call, why = self.said("fail", report.rank) or ("", "")
+        return str(why) if call == report.call else ""
+
+    def layout_of(self, report: Report) -> list[str]:
+        """The tensors of the plan that was reported."""
+        fingerprint, lines = self.said("layout", report.rank) or ("", [])
+        return list(lines) if fingerprint == report.fingerprint else []
+
     def post(self, number: int, what: str, value: Any) -> None:
-        """Say something about a hand-over, as this rank."""
-        self._write(self._key(number, what, self.rank), value)
+        """Say something about a hand-over. For rank 0."""
+        self._write(value, self._run, number, what)
 
-    def look(self, number: int, what: str, rank: int) -> Any:
-        """What that rank said; None if it has not."""
-        return self._read(self._key(number, what, rank))
+    def look(self, number: int, what: str) -> Any:
+        """What rank 0 said about a hand-over; None if it has not."""
+        return self._read(self._run, number, what)
 
-    def layout_of(self, fingerprint: str) -> list[str]:
-        """The tensors of a plan that somebody reported."""
-        found: list[str] = self._read(f"{self._name}/layout/{fingerprint}") or []
-        return found
+    def judge(self, number: int, verdict: Verdict) -> None:
+        """Answer reports. For rank 0."""
+        self.post(number, "verdict", verdict.to_json())
+        self._write(number, self._run, "newest")
 
     def beat(self, number: int, where: object = None) -> None:
         """A sign of life, with where it is."""
         self._beats += 1
-        self.post(number, "beat", [self._beats, where])
+        self.say("beat", [f"{self._me}.{self._beats}", where, number])
 
     def pause(self) -> None:
         """Between two looks."""
@@ -181,24 +323,19 @@ class TrainerRanks:
 
     def forget(self, number: int) -> None:
         """Delete what was said of a hand-over that is long over. For rank 0."""
-        old = number - _KEPT
-        if old < 1:
-            return
-        keys = [
-            self._key(old, what, rank)
-            for what in ("report", "beat", "fail")
-            for rank in range(self.world_size)
-        ]
-        for key in [*keys, self._key(old, "verdict", 0), self._key(old, "outcome", 0)]:
-            self._ask(lambda key=key: self._store.check([key]) and self._store.delete_key(key))  # type: ignore[misc]
+        self._delete(self._run, [number - _KEPT])
 
-    def end(self) -> None:
-        """Say that this rank takes part in nothing any more."""
-        self._write(f"{self._name}/ended/{self.rank}", True)  # noqa: FBT003 - any value will do
+    def _forget_run(self, run: str) -> None:
+        newest = self._read(run, "newest") or 0
+        self._delete(run, range(newest - _KEPT, newest + 2))
+        for what in ("newest", "ended"):
+            self._drop(self._key(run, what))
 
-    def ended(self, rank: int) -> bool:
-        """Whether that rank said so."""
-        return self._read(f"{self._name}/ended/{rank}") is not None
+    def _delete(self, run: str | None, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            for what in ("verdict", "outcome"):
+                if number > 0:
+                    self._drop(self._key(run, number, what))
 
     def close(self) -> None:
         """Give the threads back. The store is the user's."""
@@ -206,15 +343,19 @@ class TrainerRanks:
 
     # -- the store -------------------------------------------------------------------------------------------
 
-    def _key(self, number: int, what: str, rank: int) -> str:
-        return f"{self._name}/{number}/{what}/{rank}"
+    def _key(self, *path: object) -> str:
+        return "/".join(map(str, (self._name, *path)))
 
-    def _write(self, key: str, value: Any) -> None:
-        self._ask(lambda: self._store.set(key, json.dumps(value)))
+    def _write(self, value: Any, *path: object) -> None:
+        self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
 
-    def _read(self, key: str) -> Any:
+    def _read(self, *path: object) -> Any:
+        key = self._key(*path)
         octets = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
         return None if octets is None else json.loads(octets)
+
+    def _drop(self, key: str) -> None:
+        self._ask(lambda: self._store.check([key]) and self._store.delete_key(key))
 
     def _ask(self, word: Callable[[], Any]) -> Any:
         try:

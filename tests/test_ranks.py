@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from casekit.levels import eventually
 from casekit.rankside import LIMIT, SILENT, Processes
+from casekit.rankteam import DictStore, Team, close_teams, three
 from weightsync.follower import FollowerSync
 from weightsync.fsm.errors import (
     EngineAsleep,
@@ -41,20 +41,17 @@ from weightsync.fsm.ranks import (
     result_from,
     result_told,
 )
-from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Outcome
 from weightsync.handlers.ranks import TrainerRanks
 from weightsync.testing.fakes import FakeWeights, Gate
-from weightsync.testing.scene import PATIENCE, Trainer, close_all
+from weightsync.testing.scene import PATIENCE, Trainer
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Every thread that a test has begun ends with it."""
     yield
-    close_all()
-    while TEAMS:
-        TEAMS.pop().close()
+    close_teams()
 
 
 # -- the rules --------------------------------------------------------------------------------------------
@@ -62,7 +59,7 @@ def nothing_left() -> Iterator[None]:
 
 def report(rank: int, **values: Any) -> Report:
     """Of a rank that is where it should be."""
-    usual = {"world": 3, "number": 1, "step": 4, "kind": "hand over", "fingerprint": "f"}
+    usual = {"world": 3, "run": "r", "call": f"c{rank}", "step": 4, "kind": "hand over", "fingerprint": "f"}
     return Report(rank, **{**usual, **values})
 
 
@@ -127,84 +124,6 @@ def test_errors_of_ours_keep_their_kind() -> None:
 # -- ranks in threads -------------------------------------------------------------------------------------
 
 
-class DictStore:
-    """A store of this process, whose words can hang or fail."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.gate: Gate | None = None
-        self.error: Exception | None = None
-
-    def _word(self) -> None:
-        if self.gate is not None:
-            self.gate.pass_through()
-        if self.error is not None:
-            raise self.error
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write."""
-        self._word()
-        self.values[key] = value.encode()
-
-    def get(self, key: str, /) -> bytes:
-        """Read."""
-        self._word()
-        return self.values[key]
-
-    def check(self, keys: list[str], /) -> bool:
-        """Look."""
-        self._word()
-        return all(key in self.values for key in keys)
-
-    def delete_key(self, key: str, /) -> bool:
-        """Forget."""
-        self._word()
-        return self.values.pop(key, None) is not None
-
-
-POLICY = Policy(deadline=10.0, lease=2.0)
-
-
-TEAMS: list["Team"] = []
-
-
-class Team:
-    """Three ranks, of which the first one leads two fake engines."""
-
-    def __init__(self, policy: Policy = POLICY, limit: float = 20.0, silent: float = 1.0) -> None:
-        self.store = DictStore()
-        self.ranks = [
-            TrainerRanks(self.store, rank, 3, limit=limit, silent=silent, name="t") for rank in range(3)
-        ]
-        self.trainer = Trainer(policy, ranks=self.ranks[0])
-        self.followers = [FollowerSync(ranks, policy=policy) for ranks in self.ranks[1:]]
-        self.pool = ThreadPoolExecutor(3)
-        TEAMS.append(self)
-
-    def close(self) -> None:
-        """Give every thread back, also those of ranks that were lost."""
-        for ranks in self.ranks:
-            ranks.close()
-        self.pool.shutdown(wait=False)
-
-    def step(self, number: int, *weights: FakeWeights) -> list[Future[RoundResult | None]]:
-        """Every rank's hook, each on a thread of its own; with fewer weights the last ranks stay away."""
-        syncs: list[Any] = [self.trainer.sync, *self.followers]
-        return [
-            self.pool.submit(sync.on_step_end, number, each)
-            for sync, each in zip(syncs, weights, strict=False)
-        ]
-
-    def results(self, futures: list[Future[RoundResult | None]]) -> list[Any]:
-        """What each got, results and errors."""
-        return [future.exception(PATIENCE) or future.result() for future in futures]
-
-
-def three(fill: int) -> list[FakeWeights]:
-    """The same weights for everybody."""
-    return [FakeWeights(fill) for _ in range(3)]
-
-
 def no_lock_was_asked_for(team: Team) -> None:
     """Nor was any engine told anything, nor a round opened."""
     assert team.trainer.lock.status().epoch == 0
@@ -229,7 +148,7 @@ def test_every_rank_gets_the_result() -> None:
         assert (each.outcome, each.failed_in, each.culprit) == (first.outcome, first.failed_in, "b")
         with pytest.raises(SyncFailed, match="rank 0 raised OSError: lost"):
             each.require()
-    numbers = {int(key.split("/")[1]) for key in team.store.values if "/report/" in key}
+    numbers = {int(key.split("/")[2]) for key in team.store.values if key.endswith("/outcome")}
     assert min(numbers) > 1, "what was said long ago is kept for ever"
 
 
@@ -348,17 +267,17 @@ def test_a_follower_that_fails_while_it_waits_cancels_the_round(monkeypatch: pyt
     team.trainer.transport.bad["bucket 1"] = gate
     look, follower = team.ranks[1].look, team.ranks[1]
 
-    def interrupted(number: int, what: str, rank: int) -> Any:
+    def interrupted(number: int, what: str) -> Any:
         if what == "outcome" and gate.reached.is_set():
             monkeypatch.setattr(follower, "look", look)
             raise KeyboardInterrupt
-        return look(number, what, rank)
+        return look(number, what)
 
     monkeypatch.setattr(follower, "look", interrupted)
     first, interrupt, third = team.results(team.step(1, *three(1)))
     assert isinstance(interrupt, KeyboardInterrupt)
     assert isinstance(first.error, RankFailed)
-    assert "rank 1 failed while it waited for the round: KeyboardInterrupt" in str(first.error)
+    assert "rank 1 has given up the hand-over of step 1: KeyboardInterrupt" in str(first.error)
     assert str(third.error) == str(first.error)
     team.trainer.check_released()
 
@@ -369,7 +288,7 @@ def test_rank_0_that_dies_in_a_round_is_lost_with_the_round_and_its_state() -> N
     team.trainer.transport.bad["bucket 1"] = gate
     futures = team.step(1, *three(1))
     gate.await_visitor()
-    assert eventually(lambda: (team.ranks[0].look(1, "beat", 0) or [0, None])[1] is not None)
+    assert eventually(lambda: (team.ranks[0].said("beat", 0) or [0, None])[1] is not None)
     team.ranks[0].beat = lambda number, where=None: None  # type: ignore[method-assign]
     found = team.results(futures[1:])
     assert [type(each) for each in found] == [RankLost] * 2
@@ -384,6 +303,7 @@ def test_rank_0_that_closes_leaves_nobody_in_a_wait() -> None:
     """It says so, and the others need not wait for the limit."""
     team = Team()
     waiting = team.pool.submit(team.followers[0].on_step_end, 1, FakeWeights(1))
+    assert eventually(lambda: team.ranks[1].said("report", 1) is not None)
     team.trainer.sync.close()
     assert "rank 0 has closed its WeightSync" in str(waiting.exception(PATIENCE))
 
@@ -448,13 +368,27 @@ def test_a_store_that_does_not_answer_is_a_loss_within_a_bound(how: str) -> None
 
 
 def test_two_that_say_they_are_one_rank_are_refused() -> None:
-    """Also somebody of an earlier run, in a store that outlived it."""
-    store = DictStore()
-    for number in range(2):
-        with FollowerSync(TrainerRanks(store, 1, 2, limit=0.05, silent=0.5)) as again:
-            kind = SetupError if number else RankLost
-            with pytest.raises(kind):
-                again.on_step_end(1, FakeWeights(1))
+    """Who came first finds the other one in its place."""
+    team = Team(silent=0.4)
+    waiting = team.pool.submit(team.followers[0].on_step_end, 1, FakeWeights(1))
+    assert eventually(lambda: team.ranks[1].said("report", 1) is not None)
+    again = FollowerSync(TrainerRanks(team.store, 1, 3, limit=0.2, silent=0.4, name="t"))
+    with pytest.raises(RankLost), again:
+        again.on_step_end(1, FakeWeights(1))
+    assert "somebody else reports as rank 1" in str(waiting.exception(PATIENCE))
+
+
+def test_an_older_rank_0_does_not_say_a_word() -> None:
+    """Neither does the newer one hear it."""
+    team = Team(silent=0.4)
+    assert all(each.ok for each in team.results(team.step(1, *three(1))))
+    newer = TrainerRanks(team.store, 0, 3, silent=0.4, name="t")
+    assert newer.open() == 1
+    before = dict(team.store.values)
+    with pytest.raises(SetupError, match="another rank 0 has begun a run"):
+        team.trainer.sync.on_step_end(2, FakeWeights(2))
+    assert team.store.values == before
+    newer.close()
 
 
 def test_ranks_that_do_not_fit_together_are_refused_at_set_up() -> None:

@@ -108,7 +108,7 @@ class WeightSync:
             SetupError: the step is no whole number.
             PlanError: the model has something that cannot be sent.
         """
-        step = checks.step_of("on_step_end", "step", step)
+        step = self._step_of("on_step_end", step)
         if step % self.policy.every:
             return None
         return self._hand_over(step, model)
@@ -134,11 +134,10 @@ class WeightSync:
             SetupError: this ``WeightSync`` is closed, or a number is none.
             PlanError: the model has something that cannot be sent.
         """
-        step = checks.step_of("begin", "step", step)
-        if version is not None:
-            version = checks.step_of("begin", "version", version)
-        pending = self._turns.pending(step, version)
+        pending = self._turns.pending(self._step_of("begin", step), version)
         with self._for_all_ranks(pending):
+            if version is not None:
+                pending.version = checks.step_of("begin", "version", version)
             self._turns.enter(pending, model, snapshot=snapshot)
         return pending
 
@@ -147,8 +146,7 @@ class WeightSync:
 
         Cancelling it stops the round and is raised again once the round is Released.
         """
-        step = checks.step_of("round", "step", step)
-        pending = self._turns.pending(step)
+        pending = self._turns.pending(self._step_of("round", step))
         with self._for_all_ranks(pending):
             try:
                 while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
@@ -202,7 +200,7 @@ class WeightSync:
         Returns:
             The round's result; ``passed_over`` says so if nobody has to catch up.
         """
-        step = checks.step_of("catch_up", "step", step)
+        step = self._step_of("catch_up", step, "catch up")
         return self._wait_for(self._turns.catching_up(step), model)
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -294,9 +292,22 @@ class WeightSync:
         try:
             yield
         except BaseException as error:
-            if self._leader is not None and not pending.queued:
-                self._leader.refuse(pending.step, pending.kind, error)
+            if not pending.queued:
+                self._refuse(pending.step, pending.kind, error)
             raise
+
+    def _step_of(self, where: str, step: object, kind: str = "hand over") -> int:
+        try:
+            return checks.step_of(where, "step", step)
+        except SetupError as error:
+            self._refuse(None, kind, error)
+            raise
+
+    def _refuse(self, step: int | None, kind: str, error: BaseException) -> None:
+        """Tell the other ranks, in turn: what was begun before is not disturbed."""
+        leader = self._leader
+        if leader is not None:
+            self._turns.in_turn(lambda: leader.refuse(step, kind, error))
 
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""

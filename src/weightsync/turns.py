@@ -42,7 +42,7 @@ class Turns:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._jobs: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Pending | Callable[[], None] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._running = threading.Lock()
         self._unfinished: list[Pending] = []
@@ -112,6 +112,29 @@ class Turns:
         """The weights have a number now, or never will: tell those whose place they took."""
         self._tell([(old, self._behind(old)) for old in pending.replaced], pending, version)
 
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Have this done when what was begun before is over; waits for it if nothing was. Not once closed.
+
+        Args:
+            work: bounded, and raises nothing.
+        """
+        done = threading.Event()
+
+        def job() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+
+        with self._turn:
+            if self._closed:
+                return
+            idle = not self._unfinished
+            self._start()
+            self._jobs.put(job)
+        if idle:
+            done.wait()
+
     def close(self) -> None:
         """Take no more, and wait for those that were begun. May be done again if it was interrupted."""
         with self._turn:
@@ -179,11 +202,14 @@ class Turns:
         newer.replaced.append(pending)
         self._blocked = [other for other in self._blocked if other is not pending]
 
-    def _put(self, pending: Pending, decided: Turn) -> None:
+    def _start(self) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
             thread.start()
             self._thread = thread
+
+    def _put(self, pending: Pending, decided: Turn) -> None:
+        self._start()
         if decided is Turn.replace:
             waiting = [old for old in self._unfinished if not old.begun and not old.catches_up]
             waiting = [old for old in waiting if old.number < pending.number]
@@ -209,6 +235,10 @@ class Turns:
 
     def _serve(self) -> None:
         while (pending := self._jobs.get()) is not None:
+            if not isinstance(pending, Pending):
+                with self._running:
+                    pending()
+                continue
             weights = self._begun(pending)
             if weights is not None:
                 self._one(pending, weights)
