@@ -278,6 +278,53 @@ def followers_do_not_listen() -> None:
     Changed(rules.Pulses, "silent", lambda self, now, limit: [])
 
 
+def ranks_that_give_up_say_nothing() -> None:
+    """What they have given up is published for them."""
+    Changed(ranks.TrainerRanks, "give_up", lambda self, report, error: None)
+
+
+def nobody_looks_once_more() -> None:
+    """Who gave up too late to stop the round is not noticed."""
+    Changed(leader.Leader, "_gave_up", lambda self, met: None)
+
+
+def any_run_is_this_one() -> None:
+    """What was reported to an older run is taken for a report."""
+    Changed(ranks.TrainerRanks, "reported", lambda self, rank: (
+        None if self.said("report", rank) is None else rules.Report(**self.said("report", rank))
+    ))  # fmt: skip
+
+
+def answers_of_an_older_run_are_taken() -> None:
+    """A rank never looks whether another run has begun."""
+    find_run = ranks.TrainerRanks.find_run
+
+    def once(self: ranks.TrainerRanks) -> bool:
+        return False if self._looked and self._run else find_run(self)
+
+    Changed(ranks.TrainerRanks, "find_run", once)
+
+
+def refusals_come_out_of_turn() -> None:
+    """Before whatever was begun."""
+    Changed(turns.Turns, "in_turn", lambda self, work: work())
+
+
+def cancellations_wait_for_the_ranks() -> None:
+    """Until all have come, or the limit is over."""
+    agree = leader.Leader._agree
+
+    class Deaf:
+        cancelled = None
+
+    Changed(leader.Leader, "_agree", lambda self, met, led: agree(self, met, Deaf()))  # type: ignore[arg-type]
+
+
+def old_words_are_kept() -> None:
+    """Nothing that was said of a hand-over is ever deleted."""
+    Changed(ranks, "_KEPT", 1 << 30)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "staleness_without_a_limit": (staleness_without_a_limit, "turns.py -k too_far_behind"),
     "failed_rounds_count_as_delivered": (failed_rounds_count_as_delivered, "turns.py -k nearer"),
@@ -325,6 +372,13 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "nobody_listens_for_ranks": (nobody_listens_for_ranks, "ranks.py -k while_it_waits"),
     "errors_of_rank_0_are_its_own": (errors_of_rank_0_are_its_own, "ranks.py -k no_result"),
     "followers_do_not_listen": (followers_do_not_listen, "ranks.py -k beats_stop"),
+    "ranks_that_give_up_say_nothing": (ranks_that_give_up_say_nothing, "ranks_apart.py -k not_begun"),
+    "nobody_looks_once_more": (nobody_looks_once_more, "ranks_apart.py -k before_it_tells"),
+    "any_run_is_this_one": (any_run_is_this_one, "ranks_apart.py -k is_no_report"),
+    "answers_of_an_older_run_are_taken": (answers_of_an_older_run_are_taken, "ranks_apart.py -k second_run"),
+    "refusals_come_out_of_turn": (refusals_come_out_of_turn, "ranks_apart.py -k waits_before_it"),
+    "cancellations_wait_for_the_ranks": (cancellations_wait_for_the_ranks, "ranks_apart.py -k noticed"),
+    "old_words_are_kept": (old_words_are_kept, "ranks_apart.py -k does_not_grow"),
     "nobody_is_ever_let_go": (nobody_is_ever_let_go, "cases_members.py -k b11_a"),
     "removed_engines_are_servable": (removed_engines_are_servable, "recovery.py -k that_runs_waits"),
 }
