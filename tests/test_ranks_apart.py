@@ -205,7 +205,7 @@ def test_what_a_rank_of_an_older_run_reported_is_no_report() -> None:
     old.results([old.alone(0, 1), old.alone(1, 1)])
     old.ranks[2].find_run()
     old.ranks[2].arrive(1, "hand over", lambda: FakeWeights(1).plan(1))
-    new = Team(limit=0.3, silent=0.4, store=old.store)
+    new = Team(limit=2.0, silent=1.0, store=old.store)
     found = new.results([new.alone(0, 1), new.alone(1, 1)])
     assert "rank 2 of the trainer: not at the hand-over of step 1" in str(found[0])
     assert str(found[1]) == str(found[0])
@@ -216,6 +216,7 @@ def test_a_rank_that_was_started_again_joins_the_run_that_goes_on() -> None:
     team = Team(silent=0.4)
     for number in range(1, 12):
         assert all(each.ok for each in team.results(team.step(number, *three(number))))
+    team.ranks[2].close()
     team.ranks[2] = TrainerRanks(team.store, 2, 3, limit=20.0, silent=0.4, name="t")
     team.followers[1] = FollowerSync(team.ranks[2])
     assert all(each.ok for each in team.results(team.step(12, *three(12))))
