@@ -21,7 +21,7 @@ WANTED  := pyproject.toml constraints.txt
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams bench-core mutants clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint explore twins mutants chaos clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,8 +60,14 @@ demo: $(RUNTIME) ## install, then watch a small policy learn while its weights a
 diagrams: $(RUNTIME) ## write the checked-in diagrams anew from the tables
 	$(BIN)/weightsync diagram --write diagrams
 
+outcomes: $(DEV) ## write docs/outcomes.md anew: what becomes of a round, for each fault in each state
+	PYTHONPATH=tests/support $(BIN)/python -m casekit.outcomes_page docs/outcomes.md
+
 bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray beside the frame of the field
 	$(BIN)/python -m benchmarks.core
+
+bench-lint: $(RUNTIME) ## measure what linting a log of ten thousand rounds costs
+	$(BIN)/python -m benchmarks.lint
 
 # -------------------------------------------------------------------------------------------------- checking
 
@@ -88,8 +94,18 @@ coverage: $(DEV) ## all tests, then the whole report, also as htmlcov/index.html
 	$(BIN)/python -m coverage html --quiet
 	$(BIN)/python -m coverage report
 
-mutants: $(DEV) ## break every promise on purpose: each must be noticed
+explore: $(RUNTIME) ## every misfortune at every step, up to three engines, and a thousand games drawn by lot
+	$(BIN)/weightsync check --wide
+	$(BIN)/weightsync check --seeds 1000
+
+twins: $(DEV) ## break each promise twice: an ordinary test must notice, and is named
+	$(BIN)/python -m pytest -m twins -q -s $(ARGS)
+
+mutants: $(DEV) ## break everything there is, row by row: some minutes
 	$(BIN)/python -m pytest -m mutation $(ARGS)
+
+chaos: $(DEV) ## 500 rounds with faults on real processes; ARGS="--rounds N --seconds S --seed K"
+	PYTHONPATH=tests/support $(BIN)/python -m chaoskit $(ARGS)
 
 clean: ## remove what builds and runs left, but not .venv
 	rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -28,7 +28,7 @@ from .round import Round
 from .states import Publication, State
 from .tickets import NotHolder, TicketClosed, UnknownTicket
 
-__all__ = ["Answers", "Told", "examined"]
+__all__ = ["Answers", "Told", "examined", "foreign"]
 
 
 class Told(Protocol):
@@ -56,6 +56,9 @@ class Told(Protocol):
 
     def leased(self, until: float) -> None:
         """The lease now ends then."""
+
+    def not_renewed(self, error: BaseException) -> None:
+        """A renewal came to nothing."""
 
     def expect(self, plan: Expectation) -> None:
         """The plan is made."""
@@ -168,6 +171,8 @@ class Answers:
         driver = self._driver
         if act is Act.release:
             driver.fire(e.UnlockFailed(error))
+        elif act is Act.renew:
+            driver.not_renewed(error)
         elif act is Act.acquire and isinstance(error, _CLOSED):
             driver.fire(e.LockRefused(error))
         elif act is Act.acquire and driver.round.state is State.Idle:
@@ -233,6 +238,12 @@ class Answers:
     def _name(self, call: Call) -> str:
         who = f" of {self._driver.executors[call.index]}" if call.index is not None else ""
         return f"{call.act.name}{who}"
+
+
+def foreign(event: e.Event, facts: Facts) -> bool:
+    """Whether it is a receipt of another round or epoch: no bad proof of this one, but none at all."""
+    receipts = event.receipts if isinstance(event, e.EngineAcked) else ()
+    return any((receipt.round, receipt.epoch) != (facts.round, facts.epoch) for receipt in receipts)
 
 
 def examined(event: e.EngineAcked, facts: Facts) -> e.EngineAcked:

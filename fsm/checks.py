@@ -20,6 +20,7 @@ __all__ = [
 
 _PLAIN = (str, bytes, int, float, PurePath)
 _LONGEST = 80
+_LARGEST = 2**63
 
 
 def shown(value: object) -> str:
@@ -43,7 +44,7 @@ def whole(where: str, name: str, value: object, least: int = 1) -> None:
 
 
 def step_of(where: str, name: str, value: object) -> int:
-    """A count from 0, also if it is numpy's or torch's."""
+    """A count from 0, also if it is numpy's or torch's, that fits into 63 bits: a log holds no larger one."""
     truth = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
     try:
         number = -1 if truth else operator.index(value)  # type: ignore[arg-type]
@@ -51,6 +52,8 @@ def step_of(where: str, name: str, value: object) -> int:
         number = -1
     if number < 0:
         raise refusal(where, name, value, "a whole number of at least 0 is needed")
+    if number >= _LARGEST:
+        raise refusal(where, name, value, "a whole number below 2**63 is needed, which a log can hold")
     return number
 
 

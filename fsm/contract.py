@@ -245,7 +245,12 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What an engine says of itself when it is asked."""
+    """What an engine says of itself when it is asked.
+
+    Args:
+        epoch: the highest that it has seen: of its open session, or of one that is over.
+        asleep: its weights are not in memory, so that they cannot be written.
+    """
 
     engine: str
     incarnation: str
@@ -253,6 +258,8 @@ class EngineStatus:
     stages: bool
     state: EngineState
     version: int | None
+    epoch: int = 0
+    asleep: bool = False
 
 
 class EngineLink(Protocol):

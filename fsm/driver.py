@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from . import events as e
-from .answers import Answers, examined
+from .answers import Answers, examined, foreign
 from .calls import LOCK_ACTS, Act, Call
 from .contract import Clock
 from .errors import IllegalEvent, LeaseEnded
@@ -54,6 +54,8 @@ class Driver(Scripts):
         super().__init__(round, limits, executors, clock)
         self._answers = Answers(self)
         self._lease_end = self._renew_at = self._release_at = NEVER
+        self._lapsed = False  # the lease is over by our clock, and the keeper was not told to take the lock
+        self._unrenewed: BaseException | None = None
 
     # -- what the outside calls ---------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class Driver(Scripts):
         if item is None:
             self._count_stale(f"answer to call {number}", error)
             return self._flush()
-        self._note_call(item, error)
+        self._note_call(item, error, value)
         if item.call.act not in LOCK_ACTS:
             self._moved = now
         if error is None:
@@ -107,9 +109,13 @@ class Driver(Scripts):
         return self._flush()
 
     def heard(self, event: e.Event, now: float, *, phase: State | None = None) -> list[Call]:
-        """A port of ``phase`` or, with None, a watchdog tells a fact. A port of another phase is stale."""
+        """A port of ``phase`` or, with None, a watchdog tells a fact.
+
+        A port of another phase is stale, and so is a receipt of another round.
+        """
         self._now = now
-        if phase is not None and phase is not self.round.state:
+        late = phase is not None and phase is not self.round.state
+        if late or foreign(event, self.round.facts):
             self._count_stale(type(event).__name__, getattr(event, "error", None))
         else:
             self.fire(event)
@@ -144,11 +150,14 @@ class Driver(Scripts):
         """Do what is due."""
         self._now = now
         if not self.over:
-            self._expire_calls()
+            # First: whoever was frozen for longer than his lease cannot say who else was silent meanwhile.
             self._keep_lease()
+        if not self.over:
+            self._expire_calls()
         if not self.over and now >= self._silence_end():
             self._lose_the_silent()
         if not self.over and now >= self._phase_end():
+            self._lose_the_paused()
             self.fire(e.TimedOut(self.round.state, self._too_late()))
         if not self.over and now >= self._release_at:
             self._release_at = NEVER
@@ -216,23 +225,34 @@ class Driver(Scripts):
 
     def leased(self, until: float) -> None:
         """The lease now ends at ``until``, by the holder's clock."""
-        self._lease_end = until
+        self._lease_end, self._unrenewed = until, None
         if self.round.facts.settled:
             self._renew_at = NEVER
         else:
             self._renew_at = self._now + self.limits.lease / 3
 
+    def not_renewed(self, error: BaseException) -> None:
+        """A renewal came to nothing. There may be time for another one; if not, this is why."""
+        self._unrenewed = error
+
     def _keep_lease(self) -> None:
         if self._now >= self._lease_end:
             self._lease_end = self._renew_at = NEVER
-            self.fire(e.LeaseLost(LeaseEnded("the lease on the lock ended before it was renewed")))
+            self._lapsed = not self.round.facts.settled
+            why = "" if self._unrenewed is None else f": {self._unrenewed}"
+            ended = LeaseEnded(f"the lease on the lock ended before it was renewed{why}")
+            ended.__cause__ = self._unrenewed
+            refused = self.refused
+            self.fire(e.LeaseLost(ended))
+            if self.refused > refused:  # nobody else may ever say that the lock is free
+                self._lease_end = self._now + self.limits.lease / 3
         elif self._now >= self._renew_at:
             self._renew_at = self._now + self.limits.lease / 3
             if self.round.facts.lock is Lock.held and not self.round.facts.settled:
                 self.call(Act.renew, limit=self.limits.release)
 
     def _release(self) -> None:
-        self._renew_at = NEVER
+        self._renew_at, self._lapsed = NEVER, False
         if self.round.facts.lock is Lock.asked:
             # The last question may stand for a third of a lease, a ticket nobody asks about lives for one
             # lease, and if it was granted meanwhile, the grant for one more: after that the lock is proven
@@ -250,6 +270,10 @@ class Driver(Scripts):
     # -- the end --------------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
+        if self._lapsed:
+            # The keeper counts from the grant, which may be much later than the question: it is told, so that
+            # nobody else waits for the rest of a lease. Nobody waits for the answer.
+            self.call(Act.release, limit=self.limits.release)
         self._open.clear()
         self._script.clear()
         result = self.result()

@@ -6,6 +6,7 @@ This is the only module that makes receipts, and it does so in one place: when t
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
@@ -46,16 +47,24 @@ class EngineMachine:
         rank: which of the engine's ranks this is, from 0.
         stages: whether buckets go to a copy beside the live weights, so that an abort leaves them whole.
         incarnation: which life of the engine this is; a new one by default.
+        told: called with every refusal, as it is about to be raised; must not wait.
     """
 
-    __slots__ = ("_guard", "_snapshot", "refused")
+    __slots__ = ("_guard", "_snapshot", "_told", "refused")
 
     def __init__(
-        self, engine: str, *, rank: int = 0, stages: bool = True, incarnation: str | None = None
+        self,
+        engine: str,
+        *,
+        rank: int = 0,
+        stages: bool = True,
+        incarnation: str | None = None,
+        told: Callable[[Exception], None] | None = None,
     ) -> None:
         life = incarnation if incarnation is not None else uuid.uuid4().hex
         self._guard = CommitGuard()
         self._snapshot = _Snapshot(ENGINE.start, EngineFacts(engine, life, rank, stages))
+        self._told = told
         self.refused = 0
 
     @property
@@ -82,17 +91,23 @@ class EngineMachine:
             try:
                 row = ENGINE.row(before.state, before.facts, event)
                 goal = _DECIDER.decide(before.state, before.facts, event)
-            except GuardFailed:
-                self.refused += 1
+            except GuardFailed as error:
+                self.refuse(error)
                 raise
             except IllegalEvent as error:
-                self.refused += 1
-                raise self._refusal(before, event, error) from None
+                raise self.refuse(self._refusal(before, event, error)) from None
             if goal is not row.goal:
                 raise TableError(f"machine and table disagree on {row}: {goal}")
             facts = row.learn(before.facts, event) if row.learn else before.facts
             self._snapshot = _Snapshot(row.goal, facts)  # the commit
             return row.goal
+
+    def refuse(self, error: Exception) -> Exception:
+        """Count a refusal, and tell of it. Hands ``error`` back, to be raised."""
+        self.refused += 1
+        if self._told is not None:
+            self._told(error)
+        return error
 
     def receipt(self, session: Session) -> Receipt:
         """The proof that this rank holds the bytes of ``session`` and let go of the sender's buffer.

@@ -69,6 +69,11 @@ class EngineFacts:
         """Whether ending the session now leaves a mix behind."""
         return self.tainted or (self.touched and not self.stages)
 
+    @property
+    def seen(self) -> int:
+        """The highest epoch that it has seen; it opens none that is not above."""
+        return max(self.fenced, self.session.epoch if self.session else 0)
+
     def live(self, session: Session) -> bool:
         """Whether ``session`` is open and may still go on: no abort of a later one was seen meanwhile."""
         return session == self.session and session.epoch > self.fenced

@@ -17,24 +17,41 @@ WeightSyncError            everything this library raises on purpose
  |   |- StaleSession       a frame, commit or open of a session that is not the open one
  |   |- EngineGone         the engine is dead, or another incarnation answers in its place
  |   |- EngineSilent       no answer within its limit
+ |   |- EngineResting      left out of a round, because it has failed to catch up
  |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
  |   `- ReceiptRefused     a receipt that proves something else than this round
  |- TransportError         bytes could not be moved
+ |- RankError              a trainer of several ranks cannot go on
+ |   |- RankFailed         a rank raised in its part
+ |   `- RankLost           a rank is dead, frozen or cut off
+ |- RaisedElsewhere        another rank raised it; this one is told
  |- RoundTimedOut          a state, or the round, ran past its deadline
  |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
  |- RoundCancelled         somebody cancelled the round
  |- LeaseEnded              the lock's lease ran out, or was given to someone else
  |- SetupError             the parts do not fit together; refused before anything moved
+ |   |- EngineRefused      an engine that no round can be run with; an EngineError, too
+ |   |   |- EngineUnknown  never reached, or another one answers under its name
+ |   |   |- EngineAsleep   its weights are not in memory
+ |   |   |- EngineTaken    in the hands of a trainer with another lock
+ |   |   `- WorldMismatch  it has another number of ranks than was declared
+ |   `- RanksDisagree      the trainer's ranks are not at the same hand-over
+ |       `- PlanMismatch   they do not bring the same tensors
  `- SyncFailed             raised by ``RoundResult.require`` only
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "EngineAsleep",
     "EngineError",
     "EngineGone",
     "EnginePaused",
+    "EngineRefused",
+    "EngineResting",
     "EngineSilent",
+    "EngineTaken",
+    "EngineUnknown",
     "GuardFailed",
     "IllegalEvent",
     "LeaseEnded",
@@ -42,8 +59,14 @@ __all__ = [
     "LockError",
     "LogUnreadable",
     "PlanError",
+    "PlanMismatch",
     "PlanUnknown",
     "PortClosed",
+    "RaisedElsewhere",
+    "RankError",
+    "RankFailed",
+    "RankLost",
+    "RanksDisagree",
     "ReceiptRefused",
     "Reentrant",
     "ReplayMismatch",
@@ -57,6 +80,7 @@ __all__ = [
     "TableError",
     "TransportError",
     "WeightSyncError",
+    "WorldMismatch",
 ]
 
 
@@ -128,6 +152,10 @@ class EngineSilent(EngineError):
     """The engine gave no answer within its limit."""
 
 
+class EngineResting(EngineError):
+    """The engine has failed to catch up, and is left out of rounds for a while."""
+
+
 class EnginePaused(EngineError):
     """Generation waited for the engine to resume, for longer than it wanted to wait."""
 
@@ -138,6 +166,22 @@ class ReceiptRefused(EngineError):
 
 class TransportError(WeightSyncError):
     """Bytes could not be moved."""
+
+
+class RankError(WeightSyncError):
+    """A trainer of several ranks cannot go on. Every rank is told, with the round and where it was."""
+
+
+class RankFailed(RankError):
+    """A rank raised in its part of a hand-over; the message has the rank and its error."""
+
+
+class RankLost(RankError):
+    """A rank is dead, frozen or cut off, or the store that the ranks share does not answer."""
+
+
+class RaisedElsewhere(WeightSyncError):
+    """The error was raised on another rank, which has the object; here are its kind and its text."""
 
 
 class RoundTimedOut(WeightSyncError):
@@ -158,6 +202,34 @@ class LeaseEnded(WeightSyncError):
 
 class SetupError(WeightSyncError):
     """The parts handed to ``WeightSync`` do not fit together. Refused before anything moved."""
+
+
+class EngineRefused(EngineError, SetupError):
+    """No round can be run with this engine. Said before the lock is asked for, where that can be known."""
+
+
+class EngineUnknown(EngineRefused):
+    """An engine that was never reached, or a link that leads to another one."""
+
+
+class EngineAsleep(EngineRefused):
+    """The engine's weights are not in memory: there is nothing to write to."""
+
+
+class EngineTaken(EngineRefused):
+    """A trainer with another lock has the engine, or had it, under a newer epoch than this lock can grant."""
+
+
+class WorldMismatch(EngineRefused):
+    """The engine has another number of ranks than was declared."""
+
+
+class RanksDisagree(SetupError):
+    """The ranks of the trainer are not at the same hand-over."""
+
+
+class PlanMismatch(RanksDisagree):
+    """The ranks of the trainer do not bring the same tensors."""
 
 
 class SyncFailed(WeightSyncError):

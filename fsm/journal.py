@@ -21,7 +21,7 @@ from .reducer import Position, Step, step
 from .states import State
 from .table import ROUND
 
-__all__ = ["changes", "event_from", "opening_facts", "payload", "replay"]
+__all__ = ["changes", "event_from", "follow", "opening_facts", "payload", "replay"]
 
 _COMPARED = tuple(f.name for f in fields(Facts) if f.name not in ("round", "version", "cause"))
 _values = attrgetter(*_COMPARED)
@@ -107,14 +107,32 @@ def replay(records: Iterable[Mapping[str, Any]]) -> list[Step]:
     steps: list[Step] = []
     position: Position | None = None
     for expected, record in enumerate(records):
-        where = f"round {record.get('round')}, record {record.get('seq')}"
-        _same_story(record, expected, position.facts if position else None, where)
-        if record.get("event") == "transition" and position is not None:
-            steps.append(_replayed(position, record, where))
-            position = steps[-1].after
-        elif position is None:
-            position = Position(ROUND.start, _opened(record, where))
+        followed = follow(position, record, expected)
+        position = followed.after if isinstance(followed, Step) else followed
+        if isinstance(followed, Step):
+            steps.append(followed)
     return steps
+
+
+def follow(position: Position | None, record: Mapping[str, Any], expected: int) -> Step | Position:
+    """Fold the reducer over the next record of a round.
+
+    Args:
+        position: where the round was before; None for its first record.
+        record: as plain values.
+        expected: the number it must have.
+
+    Returns:
+        The step of a transition; after any other record, where the round is.
+
+    Raises:
+        ReplayMismatch: as for ``replay``.
+    """
+    where = f"round {record.get('round')}, record {record.get('seq')}"
+    _same_story(record, expected, position.facts if position else None, where)
+    if position is None:
+        return Position(ROUND.start, _opened(record, where))
+    return _replayed(position, record, where) if record.get("event") == "transition" else position
 
 
 def _same_story(record: Mapping[str, Any], expected: int, facts: Facts | None, where: str) -> None:

@@ -147,11 +147,15 @@ class OpenCalls(ABC):
     def _lose_the_silent(self) -> None:
         state, silence = self.round.state, self._now - self._moved
         what = "gave no receipt" if state is State.Awaiting else "took no bucket"
-        for engine in sorted(self._silent_ones()):
+        silent = sorted(self._silent_ones())
+        for engine in silent:
             if self.round.state is state:
-                self.fire(
-                    e.EngineLost(engine, EngineSilent(f"engine {engine.id} {what} for {silence:.3g} s"))
-                )
+                # One of them may hold up the others, and nobody here can tell which: the line names all.
+                others = ", ".join(each.id for each in silent if each != engine)
+                why = f"engine {engine.id} {what} for {silence:.3g} s"
+                if others:
+                    why += f", nor did {others}"
+                self.fire(e.EngineLost(engine, EngineSilent(why)))
 
     # -- clocks ---------------------------------------------------------------------------------------------
 
@@ -179,10 +183,21 @@ class OpenCalls(ABC):
         whom = f"; no receipt from {', '.join(owed)}" if owed else ""
         if state is State.Idle and self._holder is not None:
             whom = f"; the lock is held by {self._holder}"
-        idle = self._now - self._moved
+        idle, inside = self._now - self._moved, self._now - self._entered
         return RoundTimedOut(
-            f"{state.name} of round {facts.round} ran out of time: {self._now - self._entered:.3g} s in it, "
-            f"{idle:.3g} s without progress, waiting for {', '.join(waiting) or 'nothing'}{whom}"
+            f"{state.name} of round {facts.round} ran out of time{self._which_limit()}: "
+            f"{inside:.3g} s in it, {idle:.3g} s without progress, "
+            f"waiting for {', '.join(waiting) or 'nothing'}{whom}"
+        )
+
+    def _which_limit(self) -> str:
+        """Whether it was the round's deadline that ended a state, which may have been short, and moving."""
+        forward = self.limits.forward
+        if self.round.state is State.Failed or self._phase_end() < self._started + forward:
+            return ""
+        return (
+            f" at the round's deadline, which leaves {forward:.3g} s for all states up to here "
+            "(raise Policy(deadline=...) if nothing is stuck)"
         )
 
     # -- records --------------------------------------------------------------------------------------------
@@ -190,7 +205,7 @@ class OpenCalls(ABC):
     def _note(self, event: str, **values: object) -> None:
         self.round.note(event, wall=self._clock.wall(), **values)
 
-    def _note_call(self, item: OpenCall, error: BaseException | None) -> None:
+    def _note_call(self, item: OpenCall, error: BaseException | None, value: object = None) -> None:
         call = item.call
         if call.act in LOCK_ACTS and error is None:
             return
@@ -198,6 +213,7 @@ class OpenCalls(ABC):
             "call", trigger=call.act.name, engine=call.engine.id if call.engine else None,
             undo=self.executors[call.index] if call.index is not None else None,
             seconds=round(self._now - item.asked, 6), error=line(error) if error else None,
+            facts={"owes": True} if call.act is Act.prepare and value else None,  # an undo
         )  # fmt: skip
 
     def _count_stale(self, what: str, error: BaseException | None) -> None:

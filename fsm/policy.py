@@ -8,6 +8,7 @@ from typing import Literal
 
 from . import checks
 from .errors import SetupError
+from .recovery import Backoff
 
 __all__ = ["Limits", "Policy"]
 
@@ -61,8 +62,20 @@ class Policy:
             the rest, at or above the quorum, and the lost engine is quarantined.
         quorum: with ``"quarantine"``: a fraction of the engines asked for (0 < f <= 1.0), or a whole number
             of them; at least one engine.
+        catch_up: with ``"quarantine"``: how a quarantined engine comes back. ``"together"``: by the next
+            round of all. ``"apart"``: by a round of its own, with the same version, right after one of all
+            that succeeded; a caller who waits for that one waits for both.
+        rest: with ``"quarantine"``: seconds for which an engine that did not come back is left out; twice as
+            long after each further failure.
+        longest_rest: seconds; no rest is longer.
         attempts: how often a round is tried; a retry is a new round and a full resend.
-        when_busy: what a second round does while one runs: ``"wait"`` its turn, or ``"refuse"`` at once.
+        when_busy: what a second hand-over does while a round runs. ``"wait"``: it queues up, and is sent when
+            its turn has come. ``"block"``: the call returns only when the rounds before are over.
+            ``"refuse"``: it raises at once. ``"coalesce"``: it takes the place of weights that wait and were
+            not begun yet.
+            ``"skip"``: these weights are not sent.
+        staleness: with ``"coalesce"`` and ``"skip"``: by how many hand-overs the engines may be behind the
+            trainer. One that would leave them further behind blocks until a round is over.
         raise_on_failure: call ``RoundResult.require()`` for the caller.
         bucket_bytes: the largest transfer unit, in bytes.
         verify: ``"full"``: a digest of every tensor, computed on both sides. ``"off"``: counts and the plan's
@@ -81,24 +94,29 @@ class Policy:
     first_contact: float = 300.0
     on_engine_failure: Literal["fail", "quarantine"] = "fail"
     quorum: float | int = 0.5
+    catch_up: Literal["together", "apart"] = "together"
+    rest: float = 1.0
+    longest_rest: float = 300.0
     attempts: int = 1
-    when_busy: Literal["wait", "refuse"] = "wait"
+    when_busy: Literal["wait", "block", "refuse", "coalesce", "skip"] = "wait"
+    staleness: int = 2
     raise_on_failure: bool = False
     bucket_bytes: int = 64 * 1024 * 1024
     verify: Literal["full", "off"] = "full"
     lease: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("every", "attempts", "bucket_bytes"):
+        for name in ("every", "attempts", "bucket_bytes", "staleness"):
             checks.whole("Policy", name, getattr(self, name))
-        for name in ("deadline", "lease", "first_contact"):
+        for name in ("deadline", "lease", "first_contact", "rest", "longest_rest"):
             checks.seconds("Policy", name, getattr(self, name))
         for name in ("idle", "engine_limit", "drain"):
             if getattr(self, name) is not None:
                 checks.seconds("Policy", name, getattr(self, name))
         checks.flag("Policy", "raise_on_failure", self.raise_on_failure)
         self._choice("on_engine_failure", ("fail", "quarantine"))
-        self._choice("when_busy", ("wait", "refuse"))
+        self._choice("catch_up", ("together", "apart"))
+        self._choice("when_busy", ("wait", "block", "refuse", "coalesce", "skip"))
         self._choice("verify", ("full", "off"))
         self._check_quorum()
 
@@ -121,6 +139,12 @@ class Policy:
             release=min(self.lease / 2, self.deadline / 8),
             lease=self.lease,
         )
+
+    def backoff(self) -> Backoff | None:
+        """How long an engine that does not come back rests; None if every engine must take part."""
+        if self.on_engine_failure == "fail":
+            return None
+        return Backoff(min(self.rest, self.longest_rest), self.longest_rest)
 
     def quorum_of(self, engines: int) -> int:
         """The quorum for a round that asks for ``engines`` engines: a number from 1 to all.

@@ -21,6 +21,7 @@ from .journal import changes, opening_facts, payload
 from .orders import Order
 from .record import Record
 from .reducer import Position, Step, begin, step
+from .setting import Setting
 from .states import State
 from .table import ROUND
 
@@ -63,7 +64,9 @@ class Round:
     orders: tuple[Order, ...]
     """The first orders; later ones come with each step."""
 
-    def __init__(self, token: object, facts: Facts, identity: Identity, at: float, wall: float) -> None:
+    def __init__(
+        self, token: object, facts: Facts, identity: Identity, *, setting: Setting, at: float, wall: float
+    ) -> None:
         if token is not _TOKEN:
             raise TypeError("a round is made by Round.open")
         position, self.orders = begin(facts)
@@ -76,7 +79,7 @@ class Round:
             time=wall,
             source=None,
             target=position.state.name,
-            facts=opening_facts(facts),
+            facts={**opening_facts(facts), **setting.to_json()},
         )
         self._snapshot = _Snapshot(position, at, _Entry(first, None))
 
@@ -87,7 +90,9 @@ class Round:
         raise TypeError("a round stays in its process; its records and events travel")
 
     @classmethod
-    def open(cls, facts: Facts, identity: Identity, *, at: float, wall: float) -> Round:
+    def open(
+        cls, facts: Facts, identity: Identity, *, at: float, wall: float, setting: Setting | None = None
+    ) -> Round:
         """A round in Idle.
 
         Args:
@@ -95,8 +100,9 @@ class Round:
             identity: repeated in every record.
             at: the clock's time now, seconds.
             wall: seconds since 1970 now.
+            setting: told in the first record, for those who hold rounds against each other.
         """
-        return cls(_TOKEN, facts, identity, at, wall)
+        return cls(_TOKEN, facts, identity, setting=setting or Setting(), at=at, wall=wall)
 
     @property
     def state(self) -> State:

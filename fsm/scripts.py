@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import events as e
 from .calls import ENGINE_ACTS, LOCK_ACTS, Act
 from .contract import Clock
-from .errors import RoundTimedOut
+from .errors import EngineSilent, RoundTimedOut
 from .open_calls import OpenCalls, line
 from .policy import Limits
 from .receipt import Expectation, Participant
@@ -107,6 +107,15 @@ class Scripts(OpenCalls):
             return
         self._then(self._resume_committed, _FAILED)
         self._then(self._settled, _FAILED)
+
+    def _lose_the_paused(self) -> None:
+        """Failed is given up: an engine that has committed, and did not say that it resumed, is lost."""
+        facts = self.round.facts
+        if self.round.state is not State.Failed or facts.settled:
+            return
+        for engine in sorted((facts.committed & facts.remaining) - self._resumed):
+            late = EngineSilent(f"engine {engine.id} did not resume before Failed was given up")
+            self.fire(e.EngineLost(engine, late))
 
     def _settled(self) -> None:
         facts = self.round.facts

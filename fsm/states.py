@@ -74,3 +74,4 @@ class Outcome(Enum):
     complete = "published, and every engine that was asked for serves the new version"
     partial = "published, and at least the quorum serves the new version"
     failed = "not known to be published, or served by fewer engines than the quorum"
+    passed_over = "there was no round: newer weights took their place, or the policy skipped these"

@@ -146,12 +146,13 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class LockStatus:
-    """What anybody may know about the lock."""
+    """What anybody may know about the lock. ``refused``: how often its keeper has refused something."""
 
     epoch: int
     lease: float
     holder: Holder | None
     waiting: tuple[Ticket, ...]
+    refused: int = 0
 
 
 Notice = Granted | Renewed | Waiting | Closed

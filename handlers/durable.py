@@ -17,13 +17,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["PATIENCE", "NotForced", "exclusively", "read", "replace"]
+__all__ = ["PATIENCE", "NotForced", "exclusively", "name_of", "read", "replace"]
 
 PATIENCE = 10.0
 """Seconds to wait for another writer, whose turn takes milliseconds."""
@@ -53,6 +54,11 @@ def read(path: Path, limit: int) -> bytes | None:
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"is larger than {limit} bytes", str(path))
     return content
+
+
+def name_of(path: Path) -> str:
+    """How a file is called in logs of several hosts. One that hosts share has a name on each of them."""
+    return f"{socket.gethostname()}:{path}"
 
 
 def replace(path: Path, content: bytes) -> None:

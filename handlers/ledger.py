@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ class MemoryLedger:
     """Its calls touch no disk, and may be made by whoever must not wait."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
+        self.name = f"memory-{secrets.token_hex(4)}"
+        """How it is called in logs: the same for all rounds whose versions can be compared."""
         self._ledger = Ledger() if ledger is None else ledger
         self._turn = threading.Lock()
 
@@ -94,6 +97,8 @@ class FileLedger:
         # Resolved now: a later change of the working folder must not lead to another ledger, and replacing
         # a link by a file must not split the ledger in two.
         self.path = Path(path).resolve()
+        self.name = durable.name_of(self.path)
+        """How it is called in logs: the same for all rounds whose versions can be compared."""
 
     def check(self) -> None:
         """Make the folder, and see that a ledger can be kept there, before anything depends on it.

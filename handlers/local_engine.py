@@ -26,15 +26,21 @@ T = TypeVar("T")
 class LocalEngine:
     """An ``EngineLink`` to a ``Receiver`` in this process.
 
+    Args:
+        receiver: the engine's end.
+        ranks: how many ranks it is to have; an engine that says otherwise is refused. Any by default.
+
     Raises:
-        SetupError: this is no receiver.
+        SetupError: this is no receiver, or no number of ranks.
     """
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, *, ranks: int | None = None) -> None:
         if not checks.has(receiver, ("hello", "open", "receive", "commit", "abort", "resume")):
             needed = "a receiver is needed, as receiver_for(model, 'name') makes it"
             raise checks.refusal("LocalEngine", "receiver", receiver, needed)
-        self.receiver = receiver
+        if ranks is not None:
+            checks.whole("LocalEngine", "ranks", ranks)
+        self.receiver, self.ranks = receiver, ranks
 
     @property
     def id(self) -> str:

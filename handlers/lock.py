@@ -17,10 +17,12 @@ processes the keeper is an actor.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from ..fsm import checks
 from ..fsm.lock import (
     DEFAULT_LEASE,
     Closed,
+    Ending,
     Granted,
     LockBook,
     LockError,
@@ -41,7 +44,9 @@ from ..fsm.lock import (
 )
 from . import durable
 
-__all__ = ["EpochFile", "EpochNotKept", "LocalLock", "clock_epoch"]
+__all__ = ["EpochFile", "EpochNotKept", "LocalLock", "Refusals", "clock_epoch"]
+
+_LOGGER = logging.getLogger("weightsync")
 
 _SCHEMA = 1
 _LIMIT = 4096
@@ -55,6 +60,34 @@ def clock_epoch() -> int:
     Grants, which count by one, cannot have used up what the clock has gone on since.
     """
     return max(0, int((time.time() - _YEAR_2026) * 1000))
+
+
+class Refusals:
+    """Counts what a keeper refuses, and logs it. Called with the book's lock held."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Whatever is refused inside is counted, logged, and raised."""
+        try:
+            yield
+        except LockError as error:
+            self._refused(str(error))
+            raise
+
+    def released(self, answer: Notice, asked: int) -> None:
+        """The answer to a release: one that came after the grant had ended gave nothing back."""
+        if isinstance(answer, Closed) and answer.how is not Ending.RELEASED:
+            self._refused(
+                f"{answer.ticket} gives epoch {asked} back too late: it is {answer.how.value}, and whoever "
+                f"holds the lock now keeps it"
+            )
+
+    def _refused(self, why: str) -> None:
+        self.count += 1
+        _LOGGER.warning("lock: refused: %s", why)
 
 
 class EpochNotKept(LockError):
@@ -118,7 +151,8 @@ class LocalLock:
     """A ``LockKeeper`` for the threads of this process.
 
     Leases run on ``now``. With a clock that is turned by hand, ``expire`` makes the lock look at it. Without
-    a file, ``epoch`` is what the grants begin above: ``clock_epoch()`` where engines outlive the process.
+    a file, ``epoch`` is what the grants begin above: by default ``clock_epoch()``, since engines and a ledger
+    remember an earlier life of this trainer.
 
     Raises:
         SetupError: one of these is of the wrong kind.
@@ -130,19 +164,27 @@ class LocalLock:
         lease: float = DEFAULT_LEASE,
         *,
         path: str | Path | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         checks.seconds("LocalLock", "lease", lease)
-        checks.step_of("LocalLock", "epoch", epoch)
+        if epoch is not None:
+            checks.step_of("LocalLock", "epoch", epoch)
         checks.called("LocalLock", "now", now)
         if path is not None:
             checks.seen_path("LocalLock", "path", path)
         self._now = now
         self._changed = threading.Condition()
         self._writing = threading.Lock()
+        self._refusals = Refusals()
         self._epochs = None if path is None else EpochFile(path)
-        epoch = epoch if self._epochs is None else self._epochs.claim()
+        own = f"local-{secrets.token_hex(4)}"
+        self.name = own if self._epochs is None else durable.name_of(self._epochs.path)
+        """How it is called in logs: the same for all rounds whose epochs can be compared."""
+        if self._epochs is not None:
+            epoch = self._epochs.claim()
+        elif epoch is None:
+            epoch = clock_epoch()
         self._book = replace(
             LockBook.restore(epoch, lease=lease), ceiling=None if self._epochs is None else epoch
         )
@@ -198,12 +240,13 @@ class LocalLock:
             return self.cancel(ticket)
         with self._changed:
             answer = self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
+            self._refusals.released(answer, epoch)
         assert isinstance(answer, Closed)
         return answer
 
     def cancel(self, ticket: Ticket) -> Closed:
         """Give up a request: a waiting ticket leaves the queue, a grant that crossed is handed back."""
-        with self._changed:
+        with self._changed, self._refusals.watched():
             answer = answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
         assert isinstance(answer, Closed)
         return answer
@@ -212,7 +255,7 @@ class LocalLock:
         """Who holds the lock and who waits."""
         with self._changed:
             self._move(LockBook.expire)
-            return self._book.status(self._now())
+            return replace(self._book.status(self._now()), refused=self._refusals.count)
 
     def expire(self) -> None:
         """Look at the clock: needed only after turning one by hand."""
@@ -231,8 +274,9 @@ class LocalLock:
     def _ask(self, ticket: Ticket, move: _Move) -> Notice:
         # What time brings stays, even if the move itself is refused.
         self._move(LockBook.expire)
-        self._book.recognise(ticket)
-        return answer_to(ticket.id, self._move(move))
+        with self._refusals.watched():
+            self._book.recognise(ticket)
+            return answer_to(ticket.id, self._move(move))
 
     def _move(self, move: _Move) -> tuple[Notice, ...]:
         self._book, notices = move(self._book, self._now())

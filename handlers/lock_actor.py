@@ -33,7 +33,7 @@ from ..fsm.lock import (
     answer_to,
 )
 from .line_server import LineServer
-from .lock import EpochFile, clock_epoch
+from .lock import EpochFile, Refusals, clock_epoch
 from .lock_line import carrier
 
 __all__ = ["LockActor"]
@@ -58,6 +58,7 @@ class LockActor:
         self._news = asyncio.Event()
         self._waiters = 0
         self._turn = threading.RLock()
+        self._refusals = Refusals()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: LineServer | None = None
 
@@ -129,7 +130,7 @@ class LockActor:
     async def status(self) -> LockStatus:
         """Who holds the lock and who waits."""
         self._move(LockBook.expire)
-        return self._book.status(time.monotonic())
+        return replace(self._book.status(time.monotonic()), refused=self._refusals.count)
 
     # -- at once, from any thread ----------------------------------------------------------------------
 
@@ -146,11 +147,15 @@ class LockActor:
 
     def released(self, ticket: Ticket, epoch: int) -> Notice:
         """Give the lock back."""
-        return self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
+        answer = self._ask(ticket, lambda book, now: book.release(ticket.id, epoch, now))
+        with self._turn:
+            self._refusals.released(answer, epoch)
+        return answer
 
     def cancelled(self, ticket: Ticket) -> Notice:
         """Give up a request."""
-        return answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
+        with self._turn, self._refusals.watched():
+            return answer_to(ticket.id, self._move(lambda book, now: book.cancel(ticket, now)))
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -158,8 +163,9 @@ class LockActor:
         with self._turn:
             # What time brings stays, even if the move itself is refused.
             self._move(LockBook.expire)
-            self._book.recognise(ticket)
-            return answer_to(ticket.id, self._move(move))
+            with self._refusals.watched():
+                self._book.recognise(ticket)
+                return answer_to(ticket.id, self._move(move))
 
     def _move(self, move: _Move) -> tuple[Notice, ...]:
         with self._turn:

@@ -1,32 +1,36 @@
 """The health monitor of the engines: told "updating" when a round begins, "watch again" when it is over.
 
-An engine that loads weights answers late, and a monitor that is not told takes it for dead and restarts it in
-the middle of the round. So the monitor pauses before the engines do, and is told to watch again once for each
-time it was paused, however the round ends: by its clean-up, by its undo, or, where a round gave up before it
-came to either, by its result. For that last case this handler is an observer as well; :class:`WeightSync`
+An engine that loads weights answers late, and one that is paused generates nothing; a monitor that is not
+told takes it for dead and restarts it in the middle of the round. So the monitor pauses in Locked, before the
+engines do, and is told to watch again when the round is over, the engines resumed and the lock given back:
+once for each time it was paused, however the round ends. Neither the clean-up nor the undo of a round is its
+end, only its result is. That makes this handler an observer as well as an executor; :class:`WeightSync`
 notices by itself that it is both.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from ..fsm import checks
-from ..fsm.contract import RoundView, Undo
+from ..fsm.contract import RoundView
 from ..fsm.record import Record
 
 __all__ = ["HealthWatch"]
+
+_LOGGER = logging.getLogger("weightsync")
 
 
 class HealthWatch:
     """An executor, and an observer, around a health monitor.
 
     Args:
-        pause: tells the monitor that the engines are being updated.
+        pause: tells the monitor that the engines are being updated. If it raises, the round fails.
         resume: tells it to watch again. Called exactly once for each call of ``pause``, also if that raised,
-            since a monitor may have stopped before it complained.
+            since a monitor may have stopped before it complained. If it raises, that is logged in one line:
+            the round is over, and the next one pauses the monitor anew.
 
     Raises:
         SetupError: one of them is no function.
@@ -44,31 +48,27 @@ class HealthWatch:
         self._pausing: set[str] = set()
         self._over: set[str] = set()
 
-    def prepare(self, round: RoundView) -> Undo:
-        """Tell it that the engines are being updated; the undo tells it to watch again."""
+    def prepare(self, round: RoundView) -> None:
+        """Tell it that the engines are being updated. The result of the round undoes it, whatever that is."""
         which = round.session.round
         with self._lock:
             self._owed.add(which)
             self._pausing.add(which)
         try:
             self._pause()
-        except BaseException as error:
-            self._paused(which)
-            try:
+        finally:
+            with self._lock:
+                self._pausing.discard(which)
+                over = which in self._over
+                self._over.discard(which)
+            if over:
                 self._watch_again(which)
-            except Exception as later:  # noqa: BLE001 - the first error wins
-                error.add_note(f"later, watching again: {type(later).__name__}: {later}")
-            raise
-        if self._paused(which):
-            self._watch_again(which)
-        return partial(self._watch_again, which)
 
     def clean(self, round: RoundView) -> None:
-        """The engines hold the version and are about to serve it: watch again."""
-        self._watch_again(round.session.round)
+        """The engines hold the version, and are paused still: it is not over."""
 
     def __call__(self, record: Record) -> None:
-        """A round that is over, and told nobody: watch again."""
+        """A round is over: watch again, if it was paused for it."""
         if record.event != "result":
             return
         with self._lock:
@@ -85,17 +85,13 @@ class HealthWatch:
         for which in owed:
             self._watch_again(which)
 
-    def _paused(self, which: str) -> bool:
-        """The monitor has answered; whether its round is over already."""
-        with self._lock:
-            self._pausing.discard(which)
-            over = which in self._over
-            self._over.discard(which)
-        return over
-
     def _watch_again(self, which: str) -> None:
         with self._lock:
             if which not in self._owed:
                 return
             self._owed.discard(which)
-        self._resume()
+        try:
+            self._resume()
+        except Exception as error:  # noqa: BLE001 - of the user's monitor; as an observer it must not be lost
+            what = f"{type(error).__name__}: {error}"
+            _LOGGER.error("the health monitor does not watch again: it raised %s", what)  # noqa: TRY400 - one line

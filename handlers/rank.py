@@ -126,8 +126,7 @@ class Rank:
 
     def _refuse_stale(self, session: Session, expected: Expectation) -> None:
         """A session that the table would refuse must not even touch the gate."""
-        facts = self.machine.facts
-        if session.epoch <= max(facts.fenced, facts.session.epoch if facts.session else 0):
+        if session.epoch <= self.machine.facts.seen:
             self.machine.fire(Opened(session, expected))  # raises, and is counted
 
     # -- ending --------------------------------------------------------------------------------------------

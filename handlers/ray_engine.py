@@ -22,14 +22,14 @@ from ..fsm import checks
 from ..fsm.contract import EngineStatus, Ticket
 from ..fsm.engine import Answer
 from ..fsm.engine_table import Session
-from ..fsm.errors import EngineError, EngineGone, PlanUnknown, SetupError
+from ..fsm.errors import EngineError, EngineGone, EngineUnknown, PlanUnknown, SetupError
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Receipt
 from .futures import again, begun
 from .line import Broken, Kept, Line, connect
 from .ray_reports import report
 from .threads import spawn
-from .words import read_answer
+from .words import HELLO, read_answer
 from .words import word as to_words
 
 __all__ = ["RayEngine"]
@@ -43,6 +43,7 @@ class RayEngine:
     Args:
         actor: the actor's handle.
         id: what the actor calls itself; by default the actor's id, as it does by default.
+        ranks: how many ranks it is to have; an engine that says otherwise is refused. Any by default.
         line: whether words to an actor on this host go past Ray, which is several times as fast.
 
     Raises:
@@ -52,18 +53,27 @@ class RayEngine:
     in_process = False
     """It is in a process of its own."""
 
-    def __init__(self, actor: Any, id: str | None = None, *, line: bool = True) -> None:  # noqa: A002 - as it is called everywhere
+    def __init__(
+        self,
+        actor: Any,
+        id: str | None = None,  # noqa: A002 - as it is called everywhere
+        *,
+        ranks: int | None = None,
+        line: bool = True,
+    ) -> None:
         if getattr(actor, "_actor_id", None) is None:
             needed = "the handle of an actor is needed, which remote() of its class gives"
             raise checks.refusal("RayEngine", "actor", actor, needed)
         if id is not None:
             checks.text("RayEngine", "id", id)
+        if ranks is not None:
+            checks.whole("RayEngine", "ranks", ranks)
         checks.flag("RayEngine", "line", line)
         if not hasattr(actor, "weightsync_word"):
             raise SetupError(
                 f"{actor} does not receive weights: let its class inherit weightsync.RayReceiver"
             )
-        self.actor = actor
+        self.actor, self.ranks = actor, ranks
         self._id = id if id is not None else actor._actor_id.hex()  # noqa: SLF001 - as Ray's documents use it
         self._lives: dict[Session, str] = {}
         self._sent: dict[tuple[str, str], None] = {}
@@ -74,7 +84,7 @@ class RayEngine:
 
     def __reduce__(self) -> Any:
         """A copy in another process has connections of its own."""
-        return _engine, (self.actor, self._id, self._wanted)
+        return _engine, (self.actor, self._id, self.ranks, self._wanted)
 
     @property
     def id(self) -> str:
@@ -87,8 +97,8 @@ class RayEngine:
         asked = ("line",) if self._wanted and not self._closed and not self._connected else ()
 
         def done(told: Any) -> None:
-            status = self._recognise(read_answer("hello", told[:6]))
-            offer = told[6] if len(told) > 6 else None
+            status = self._recognise(read_answer("hello", told[:HELLO]))
+            offer = told[HELLO] if len(told) > HELLO else None
             if offer is None:
                 answer.set_result(status)
             else:  # to connect takes a moment, which this thread does not have
@@ -247,7 +257,7 @@ class RayEngine:
 
     def _recognise(self, status: EngineStatus) -> EngineStatus:
         if status.engine != self.id:
-            raise SetupError(
+            raise EngineUnknown(
                 f"the actor calls itself {status.engine!r}, and not {self.id!r}: use RayEngine(actor, "
                 f"id={status.engine!r}), or leave the id out on both sides"
             )
@@ -266,8 +276,8 @@ class RayEngine:
         return translated
 
 
-def _engine(actor: Any, name: str, line: bool) -> RayEngine:  # noqa: FBT001 - only for pickle
-    return RayEngine(actor, name, line=line)
+def _engine(actor: Any, name: str, ranks: int | None, line: bool) -> RayEngine:  # noqa: FBT001 - only for pickle
+    return RayEngine(actor, name, ranks=ranks, line=line)
 
 
 def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import ray
 
 from ..fsm import checks
+from ..fsm.errors import SetupError
 from ..fsm.lock import (
     DEFAULT_LEASE,
     Closed,
@@ -188,8 +189,32 @@ class RayLock:
         if line is not None:
             line.close()
 
-    def retire(self) -> None:
-        """End the keeper, for everybody who uses this lock; it lasts as long as the cluster otherwise."""
+    def check(self) -> None:
+        """See that there can be a keeper, before anything depends on it.
+
+        Raises:
+            SetupError: Ray does not run in this process.
+        """
+        if not ray.is_initialized():
+            raise SetupError(f"lock {self.name!r} is kept by a Ray actor, and Ray is not running: ray.init()")
+
+    def retire(self, *, force: bool = False) -> None:
+        """End the keeper, for everybody who uses this lock; it lasts as long as the cluster otherwise.
+
+        The next keeper knows nothing of this one's grants, but its epochs are above them all.
+
+        Args:
+            force: also while somebody holds the lock, or when the keeper does not answer. The next keeper may
+                then grant it at once: only for those who know that the holder is gone.
+
+        Raises:
+            LockError: the lock is held, or its keeper does not say whether it is.
+        """
+        if not force and (holder := self.status().holder) is not None:
+            raise LockError(
+                f"lock {self.name!r} is held by {holder.owner}: retire it when that is over, or, if you know "
+                "that it is gone, with force=True"
+            )
         self.close()
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(self._actor, namespace=_NAMESPACE))

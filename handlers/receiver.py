@@ -10,6 +10,7 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,15 @@ from typing import Any
 from ..fsm.contract import Bucketful, Digest, EngineStatus, InletFactory, Sink, Ticket, Unpack
 from ..fsm.engine import Answer, EngineMachine
 from ..fsm.engine_table import AllApplied, CommitBroke, CommitOrdered, FrameSeen, Session, ViewClosed
-from ..fsm.errors import EngineGone, IllegalEvent, PlanError, PlanUnknown, SetupError, StaleSession
+from ..fsm.errors import (
+    EngineAsleep,
+    EngineGone,
+    IllegalEvent,
+    PlanError,
+    PlanUnknown,
+    SetupError,
+    StaleSession,
+)
 from ..fsm.plan import Plan, make_plan
 from ..fsm.receipt import Expectation, Receipt
 from ..fsm.states import EngineState
@@ -36,6 +45,7 @@ FAULT_POINTS = (
 """Where ``fault(point, bucket)`` is called, in the order of a good round. A past tense is just before the
 answer, when everything is done: to raise there is to lose the answer. ``bucket`` is -1 if there is none."""
 
+_LOGGER = logging.getLogger("weightsync")
 _PLANS = 4  # layouts that a receiver remembers
 
 
@@ -63,6 +73,7 @@ class Receiver:
         incarnation: which life of the engine this is; a new one by default.
         on_commit: called with the version when the live weights are new, before the rank says so; to drop
             what was computed with the old ones, for example. When it raises, the engine is quarantined.
+        asleep: whether its weights are not in memory now; a session is refused meanwhile. Never, by default.
         fault: for tests, see ``FAULT_POINTS``.
         patience: seconds to wait for a commit that copies, or for a reception to settle, before saying so.
     """
@@ -78,13 +89,16 @@ class Receiver:
         rank: int = 0,
         incarnation: str | None = None,
         on_commit: Callable[[int], None] | None = None,
+        asleep: Callable[[], bool] | None = None,
         fault: Callable[[str, int], None] | None = None,
         patience: float = 5.0,
     ) -> None:
         self.gate = Gate(f"engine {engine}")
         self._sink, self._inlets, self._unpack, self._digest = sink, dict(inlets), unpack, digest
-        self._on_commit, self._fault_hook = on_commit, fault
-        self._machine = EngineMachine(engine, rank=rank, stages=sink.stages, incarnation=incarnation)
+        self._on_commit, self._asleep, self._fault_hook = on_commit, asleep or _awake, fault
+        self._machine = EngineMachine(
+            engine, rank=rank, stages=sink.stages, incarnation=incarnation, told=_log_refusal
+        )
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
         self._plans: dict[str, Plan] = {}
@@ -119,8 +133,9 @@ class Receiver:
         """What it says of itself."""
         facts = self._machine.facts
         return EngineStatus(
-            facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version
-        )
+            facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version,
+            facts.seen, bool(self._asleep()),
+        )  # fmt: skip
 
     def digest(self, plan: Plan | None = None) -> str:
         """The digest of the weights that it samples with, in the order of ``plan`` or of the last one."""
@@ -146,6 +161,7 @@ class Receiver:
 
         Raises:
             EngineGone: this is another incarnation of the engine.
+            EngineAsleep: its weights are not in memory.
             PlanUnknown: send the whole plan.
             PlanError: what the plan brings is not what the engine holds.
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
@@ -224,10 +240,11 @@ class Receiver:
         """Raise EngineGone unless the trainer means this life of the engine."""
         mine = self._machine.facts.incarnation
         if incarnation != mine:
-            raise EngineGone(
+            gone = EngineGone(
                 f"engine {self.engine} was restarted: incarnation {incarnation} was meant, {mine} answers; "
                 f"the next round takes it in again"
             )
+            raise self._machine.refuse(gone)
 
     # -- how -----------------------------------------------------------------------------------------------
 
@@ -235,6 +252,8 @@ class Receiver:
         self, session: Session, incarnation: str, plan: Plan | str, expected: Expectation, limit: float
     ) -> _Job:
         self.check_incarnation(incarnation)
+        if self._asleep():
+            raise EngineAsleep(f"engine {self.engine} is asleep: wake it before weights are handed over")
         plan = self._whole(plan)
         _check_expectation(plan, expected)
         self._sink.check(plan)
@@ -320,14 +339,14 @@ class Receiver:
         with self._rank.turn():
             job, running = self._job, self._rank.running
             if job is None or job.session != session or not self._rank.in_session(session):
-                raise StaleSession(
+                stale = StaleSession(
                     f"engine {self.engine} cannot receive round {session.round} (epoch {session.epoch}): it "
                     f"is {self.state.name}, and that session is not open"
                 )
+                raise self._machine.refuse(stale)
             if running is not None and running.session == session:
-                raise IllegalEvent(
-                    f"engine {self.engine} receives round {session.round} already, once is enough"
-                )
+                twice = f"engine {self.engine} receives round {session.round} already, once is enough"
+                raise self._machine.refuse(IllegalEvent(twice))
             self._rank.running = reception = Reception(session, job.plan)
             return job, reception
 
@@ -376,6 +395,14 @@ class Receiver:
     def _fault(self, point: str, bucket: int = -1) -> None:
         if self._fault_hook is not None:
             self._fault_hook(point, bucket)
+
+
+def _awake() -> bool:
+    return False
+
+
+def _log_refusal(error: Exception) -> None:
+    _LOGGER.warning("%s", error)
 
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:

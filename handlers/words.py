@@ -20,7 +20,10 @@ from ..fsm.receipt import Expectation, Receipt, _carried
 from ..fsm.states import EngineState
 from .receiver import Receiver
 
-__all__ = ["read_answer", "say", "word"]
+__all__ = ["HELLO", "read_answer", "say", "word"]
+
+HELLO = 8
+"""How many values a hello is answered with; an actor adds where its line is."""
 
 _EXPECTED = ("fingerprint", "tensors", "bytes", "buckets", "digest")
 
@@ -64,7 +67,8 @@ def say(receiver: Receiver, said: list[Any]) -> object:
 
 def _hello(receiver: Receiver, session: Session) -> object:
     told = receiver.hello()
-    return [told.engine, told.incarnation, told.ranks, told.stages, told.state.name, told.version]
+    what = [told.engine, told.incarnation, told.ranks, told.stages, told.state.name, told.version]
+    return [*what, told.epoch, told.asleep]
 
 
 def _open(receiver: Receiver, session: Session, *told: Any) -> None:
@@ -96,8 +100,10 @@ def read_answer(name: str, told: Any) -> Any:
     """
     match name:
         case "hello":
-            engine, incarnation, ranks, stages, state, version = told
-            return EngineStatus(engine, incarnation, ranks, stages, EngineState[state], version)
+            engine, incarnation, ranks, stages, state, version, epoch, asleep = told
+            return EngineStatus(
+                engine, incarnation, ranks, stages, EngineState[state], version, epoch, asleep
+            )
         case "receive":
             receipts: tuple[Receipt, ...] = tuple(_carried(values) for values in told)
             return receipts

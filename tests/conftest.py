@@ -51,7 +51,13 @@ def ray_cluster() -> Iterator[None]:
     """
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # A mutant has to be one in every process; nothing is asked for otherwise.
+    hook = {"worker_process_setup_hook": "chaosmutants.install"}
+    broken = hook if "CHAOSKIT_MUTANT" in os.environ else None
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+        runtime_env=broken,
+    )  # fmt: skip
     yield
     ray.shutdown()
 

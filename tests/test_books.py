@@ -2,12 +2,15 @@
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from weightsync.books import EngineBooks
+from weightsync.fsm.contract import EngineStatus
 from weightsync.fsm.engine_table import AllApplied, CommitOrdered, FrameSeen, Opened, Session, ViewClosed
 from weightsync.fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
 from weightsync.fsm.receipt import Expectation, Participant
@@ -26,7 +29,7 @@ def result(version: int, **dispositions: Disposition) -> RoundResult:
         EngineRow(name, "0", what, version if what is Disposition.serving_new else None, 1, 1, (), 0.0)
         for name, what in dispositions.items()
     )
-    return RoundResult("r", 1, version, 1, 1, Outcome.complete, "yes", rows, (), {})
+    return RoundResult("r", 1, version, version + 1, 1, Outcome.complete, "yes", rows, (), {})
 
 
 def committed(engine: FakeEngine, version: int) -> None:
@@ -300,3 +303,122 @@ def test_what_an_engine_said_before_a_round_does_not_undo_what_the_round_decided
     assert not router.is_alive()
     assert books.servable() == {"b": 6}
     assert books.tainted() == {Participant("a", "0")}
+
+
+def asked_while_a_round_ends(
+    books: EngineBooks, engine: FakeEngine, then: Callable[[], None]
+) -> dict[str, int]:
+    """A router asks, the round of version 6 is over, ``then`` happens, and only now the answer comes."""
+    gate, told = Gate(), []
+    engine.bad["hello"] = gate
+    router = threading.Thread(target=lambda: told.append(books.vouched(PATIENCE)), daemon=True)
+    router.start()
+    gate.await_visitor()
+    committed(engine, 6)
+    books.settle(result(6, a=NEW, b=NEW))
+    then()
+    gate.open()
+    router.join(PATIENCE)
+    (answer,) = told
+    return answer
+
+
+@pytest.mark.parametrize("what", ["restarts", "dies", "goes on"])
+def test_an_engine_whose_answer_came_too_late_is_asked_again(what: str) -> None:
+    """It was asked in a round, and is another one by the end of it: a router is not sent there."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    committed(b, 6)
+
+    def then() -> None:
+        if what == "restarts":
+            a.restart()
+        a.alive = what != "dies"
+
+    servable = asked_while_a_round_ends(books, a, then)
+    assert servable == ({"a": 6, "b": 6} if what == "goes on" else {"b": 6}), "it was vouched for unasked"
+
+
+def test_an_engine_that_is_not_asked_again_in_time_is_left_out() -> None:
+    """All of it takes one limit, and its silence for the rest of that is not held against it."""
+    a, b, books = both()
+    committed(b, 6)
+    first: Future[EngineStatus] = Future()
+    asked = threading.Event()
+
+    def hello() -> Future[EngineStatus]:
+        if asked.is_set():
+            return Future()
+        asked.set()
+        return first
+
+    status = a.hello().result()
+    a.hello = hello  # type: ignore[method-assign]
+    told: list[dict[str, int]] = []
+    router = threading.Thread(target=lambda: told.append(books.vouched(1.0)), daemon=True)
+    router.start()
+    assert asked.wait(PATIENCE)
+    books.settle(result(6, a=NEW, b=NEW))
+    first.set_result(status)
+    router.join(PATIENCE)
+    assert told == [{"b": 6}]
+    assert books.entries()["a"].error is None
+
+
+def test_the_answer_to_an_older_question_does_not_undo_a_newer_one() -> None:
+    """It was on its way for longer, and tells of the life before."""
+    a, _, books = both()
+    old: Future[EngineStatus] = Future()
+    status, hello, asked = a.hello().result(), a.hello, threading.Event()
+
+    def slow() -> Future[EngineStatus]:
+        asked.set()
+        return old
+
+    a.hello = slow  # type: ignore[method-assign]
+    router = threading.Thread(target=books.refresh, args=(PATIENCE,), kwargs={"everybody": True}, daemon=True)
+    router.start()
+    assert asked.wait(PATIENCE)
+    a.hello = hello  # type: ignore[method-assign]
+    a.restart()
+    books.refresh(PATIENCE, everybody=True)
+    old.set_result(status)
+    router.join(PATIENCE)
+    assert books.entries()["a"].participant == Participant("a", "1"), "an old answer was believed"
+
+
+def opened(engine: FakeEngine, epoch: int) -> None:
+    """A session is opened and ended, in which nothing is changed."""
+    session = Session(f"r{epoch}", epoch, 9)
+    engine.machine.fire(Opened(session, PLAN))
+    engine.abort(session)
+
+
+def test_an_engine_that_another_trainer_had_is_not_proven() -> None:
+    """It says the same number, and may hold other bytes under it, until a round of ours proves it anew."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    opened(a, 7)
+    assert books.vouched(PATIENCE) == {"b": 5}, "others' bytes were vouched for"
+    assert books.behind(5) == ["a"]
+    books.settle(result(7, a=NEW, b=NEW))
+    assert books.servable() == {"a": 7, "b": 7}
+
+
+def test_rounds_of_our_own_leave_an_engine_proven() -> None:
+    """While one runs, when it has failed, and when it has ended without a result."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=OUT))
+    for epoch in (7, 8):
+        books.begun(lambda epoch=epoch: epoch)  # type: ignore[misc]
+        opened(a, epoch)
+        assert books.vouched(PATIENCE) == {"a": 5}, "a round of ours made a good engine unproven"
+    books.settle(replace(result(5, a=OLD, b=OUT), epoch=8))
+    assert books.vouched(PATIENCE) == {"a": 5}
+    opened(a, 9)
+    assert books.vouched(PATIENCE) == {}

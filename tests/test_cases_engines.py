@@ -17,7 +17,7 @@ from weightsync import WeightSync
 from weightsync.engine import inlets
 from weightsync.fsm.contract import Bucketful, Ticket, Unpack
 from weightsync.fsm.engine_table import Session
-from weightsync.fsm.errors import EngineError, EngineGone, ReceiptRefused
+from weightsync.fsm.errors import EngineError, EngineGone, EngineTaken, ReceiptRefused
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Receipt
 from weightsync.fsm.states import Disposition, EngineState
@@ -272,7 +272,10 @@ def test_b15_a_new_trainer_and_engines_that_lived_on(transport: str, stages: boo
     versions: list[int] = []
     for value in (1, 2, 3):
         with WeightSync(links, transport, policy=quick()) as sync:
-            result = sync.on_train_begin(state(value))
+            try:
+                result = sync.on_train_begin(state(value))
+            except EngineTaken as refusal:
+                raise AssertionError(f"it is refused: {refusal}") from refusal
             assert result.ok, result.summary()
             versions += [result.version, *sync.servable().values()]
         assert all(same(engine.look().tensors, state(value)) for engine in engines)

@@ -4,36 +4,16 @@ Each mutant (``casemutants.py``) is tried in a test run of its own, by the very 
 a failed assertion; an error of the mutant itself, or of the collection, kills nothing.
 """
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from casemutants import MUTANTS
+from mutantrun import killed
 
 pytestmark = [pytest.mark.mutation, pytest.mark.timeout(120)]
-
-TESTS = Path(__file__).parent
-NOTICED = re.compile(r"^E +(AssertionError|assert |Failed: DID NOT RAISE)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_mutant_dies(mutant: str) -> None:
     """The case notices, and says so by an assertion."""
-    case, *chosen = MUTANTS[mutant][1].split()
-    paths = os.pathsep.join(filter(None, [str(TESTS / "support"), os.environ.get("PYTHONPATH")]))
-    run = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-p", "casemutants", "-p", "no:cacheprovider", "-q", "-x",
-            f"{TESTS}/test_cases_{case}", *chosen,
-        ],
-        env={**os.environ, "PYTHONPATH": paths, "CASEKIT_MUTANT": mutant},
-        cwd=TESTS.parent, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert run.returncode == 1, f"it lives: {run.stdout[-1000:]}{run.stderr[-1000:]}"
-    noticed = NOTICED.search(run.stdout)
-    assert noticed is not None, f"it was not an assertion that killed it: {run.stdout[-3000:]}"
-    print(f"{mutant}: {run.stdout[noticed.start() :].splitlines()[0]}")  # noqa: T201 - how it was noticed
+    kill = killed("casemutants", "CASEKIT_MUTANT", mutant, f"cases_{MUTANTS[mutant][1]}", seconds=110)
+    print(f"cases > {mutant} > {kill}")  # noqa: T201 - how it was noticed

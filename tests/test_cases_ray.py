@@ -232,7 +232,7 @@ def test_a6_the_keeper_of_the_lock_dies(ray_cluster: None) -> None:
             lock.release(ticket, answer.epoch)
             bench.works()
     finally:
-        lock.retire()
+        lock.retire(force=True)
 
 
 def test_a2_the_start_of_a_keeper_is_not_at_the_cost_of_the_lease(ray_cluster: None) -> None:
@@ -245,7 +245,7 @@ def test_a2_the_start_of_a_keeper_is_not_at_the_cost_of_the_lease(ray_cluster: N
         assert isinstance(answer, Granted)
         assert answer.end(asked) - now > 0.5, f"{answer.end(asked) - now:.2f} s of it are left"
     finally:
-        lock.retire()
+        lock.retire(force=True)
 
 
 def test_b42_a_an_async_actor_answers_while_a_round_runs(engines: list[InActor]) -> None:
@@ -274,7 +274,7 @@ def test_b42_a_an_async_actor_answers_while_a_round_runs(engines: list[InActor])
         ray.get(trainer.end.remote(), timeout=PATIENCE)
     finally:
         ray.kill(trainer)
-        RayLock(lock).retire()
+        RayLock(lock).retire(force=True)
 
 
 def test_b39_a_a_time_out_with_engines_that_work_on(engines: list[InActor]) -> None:

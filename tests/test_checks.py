@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore as Store  # type: ignore[attr-defined]
 
 import weightsync
 from weightsync.fsm import checks
 from weightsync.fsm.errors import PlanError, SetupError, WeightSyncError
+from weightsync.handlers.log import StateLog
+from weightsync.loglint import lint
 from weightsync.testing.fakes import FakeEngine, FakeTransport, FakeWeights
 from weightsync.testing.scene import Trainer, close_all
 
 MODULE = torch.nn.Linear(2, 2)
+RANK = weightsync.TrainerRanks(Store(), 1, 2)
 
 
 class Plain:
@@ -206,10 +210,20 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.CollectiveTransport(address=5), "CollectiveTransport(address=5): the trainer's ad"),  # type: ignore[arg-type]
     (lambda: weightsync.TorchWeights.of(MODULE, groups=5), "TorchWeights.of(groups=5): a list of lists"),  # type: ignore[arg-type]
     (lambda: weightsync.Policy(raise_on_failure="no"), "Policy(raise_on_failure='no'): True or False is"),  # type: ignore[arg-type]
-    (lambda: weightsync.Policy(when_busy=[]), "Policy(when_busy=<list>): choose from 'wait', 'refuse'"),  # type: ignore[arg-type]
+    (lambda: weightsync.Policy(when_busy=[]), "Policy(when_busy=<list>): choose from 'wait', 'block',"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(5), "ray_engine(cls=5): a class is needed: put @ray_engine(...) above"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(int, str), "ray_engine(cls=<tuple>): one class is needed"),
     (lambda: weightsync.ray_engine(concurrency_groups=5), "ray_engine(concurrency_groups=5): a mapping"),
+    (lambda: weightsync.LocalEngine(receiver(), ranks=0), "LocalEngine(ranks=0): a whole number of at least"),
+    (lambda: weightsync.receiver_for(MODULE, "a", asleep=True), "receiver_for(asleep=True): a function is"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(5, 0, 1), "TrainerRanks(store=5): a store of torch.distributed is"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), "0", 1), "TrainerRanks(rank='0'): a whole number of at least"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1.5), "TrainerRanks(world_size=1.5): a whole number of at"),  # type: ignore[arg-type]
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, name=""), "TrainerRanks(name=''): a name is needed"),
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, limit=0), "TrainerRanks(limit=0): a finite number of"),
+    (lambda: weightsync.TrainerRanks(Store(), 0, 1, silent="1"), "TrainerRanks(silent='1'): a finite number"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(Store()), "FollowerSync(ranks=<HashStore>): TrainerRanks(store, ra"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(RANK, policy=5), "FollowerSync(policy=5): a Policy is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 
@@ -220,7 +234,7 @@ def test_what_is_public_refuses_what_it_cannot_use(make: Callable[[], Any], line
     assert line in refusal(make)
 
 
-NOT_MADE = {"EngineRow", "RoundResult", "Pending", "RayReceiver", "__version__"}
+NOT_MADE = {"EngineRow", "PassedOver", "RoundResult", "Pending", "RayReceiver", "__version__"}
 """Public to be read or inherited: nobody gives them anything."""
 
 
@@ -239,6 +253,19 @@ def test_what_is_shown_is_short() -> None:
     assert checks.shown(MODULE) == "<Linear>"
     assert checks.shown(int) == "<class int>"
     assert (checks.shown(None), checks.shown(1.5), checks.shown("a")) == ("None", "1.5", "'a'")
+
+
+def test_a_number_that_no_log_can_hold_is_refused(tmp_path: Path) -> None:
+    """The largest that one can hold is logged, and read back."""
+    path = tmp_path / "state.jsonl"
+    trainer = Trainer(weightsync.Policy(deadline=20.0), [StateLog(path)])
+    for number in (2**63, 2**70):
+        line = refusal(lambda number=number: trainer.sync.begin(1, FakeWeights(), version=number))  # type: ignore[misc]
+        assert line == f"begin(version={number}): a whole number below 2**63 is needed, which a log can hold"
+        assert "below 2**63" in refusal(lambda number=number: trainer.sync.on_step_end(number, {}))  # type: ignore[misc]
+    assert trainer.sync.begin(2**63 - 1, FakeWeights(), version=2**63 - 1, snapshot=False).wait().ok
+    close_all()
+    assert lint([path]).good
 
 
 @pytest.mark.mutation

@@ -140,6 +140,10 @@ BAD: dict[str, tuple[str, str]] = {
     "a round of no log":   ("diagram --round r1", "--round needs the log it is in: --trace FILE"),
     "another machine":     ("diagram --table engine --trace {state}", "has no transition of round r3"),
     "two things at once":  ("diagram --write a --check", "--check: not allowed with argument --write"),
+    "a game too few":      ("check --seeds 0", "argument --seeds: '0': a whole number from 1 is needed"),
+    "games of nothing":    ("check --seed 4", "--seed 4 is the first of some games: say how many"),
+    "games and depth":     ("check --seeds 3 --deep", "--seeds plays games instead of exploring: leave"),
+    "a log and games":     ("check {state} --seeds 3", "FILE is linted, and --seeds is for an exploration"),
     "a log not there, 2":  ("check {tmp}/missing", "No such file or directory"),
     "a fault not known":   ("demo --threads --inject rain", "--inject rain: there are"),
 }
@@ -484,14 +488,23 @@ def test_diagram_makes_a_png_for_a_file_but_not_for_a_terminal(
 # ----------------------------------------------------------------------------------------------------- check
 
 
+@pytest.fixture
+def no_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The composed system is left out: `test_composed.py` explores it."""
+    monkeypatch.setattr("weightsync.testing.composed.WORLDS", ())
+
+
+@pytest.mark.usefixtures("no_worlds")
 def test_check_explores_the_tables(capsys: Printed) -> None:
     """The round with both quorums and both kinds of engine: no promise is broken."""
     assert main(["check"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert total.startswith("in all: 0 states")
     assert len(lines) == 4
     assert all(re.search(r": \d+ positions, .* 0 promises broken \(\d+\.\d s\)$", line) for line in lines)
 
 
+@pytest.mark.usefixtures("no_worlds")
 def test_check_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     """And shows the way there."""
     found: Exploration[str] = Exploration({"start": None, "end": ("start", "stumbled")}, str)
@@ -506,9 +519,11 @@ def test_check_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_check_replays_a_log(state: Path, capsys: Printed) -> None:
-    """Every round comes out as the log says."""
+    """Every round comes out as the log says, and keeps its promises."""
     assert main(["check", str(state)]) == 0
-    assert capsys.readouterr().out == "3 of 3 rounds replay to what the log says; 0 not over\n"
+    assert (
+        capsys.readouterr().out == "3 of 3 rounds replay to what the log says and keep P1-P12; 0 not over\n"
+    )
 
 
 def test_check_of_a_log_that_ends_in_the_middle_of_a_round(
@@ -518,25 +533,27 @@ def test_check_of_a_log_that_ends_in_the_middle_of_a_round(
     path = tmp_path / "state.jsonl"
     path.write_text("".join([line for line in state.open() if '"r1"' in line][:9]))
     assert main(["check", str(path)]) == 0
-    assert capsys.readouterr().out == "1 of 1 rounds replay to what the log says; 1 not over\n"
+    assert (
+        capsys.readouterr().out == "1 of 1 rounds replay to what the log says and keep P1-P12; 1 not over\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (("Cleaning", "Released"), "record 28: target is Cleaning, replay gives Released"),
-        (("LockGranted", "LockMelted"), "no event is called LockMelted"),
-        (('"table": "', '"table": "x'), "made by schema 1 and table x"),
-        (('"quorum": 2', '"quorum": "two"'), "round r1"),
-        (('"ranks": 1', '"ranks": []'), "round r1"),
-        (('"seq": 3,', '"seq": 4,'), "record 4: expected record 3"),
+        (("LockGranted", "LockMelted"), ":2: P5: round r1: LockMelted in Idle cannot tell what is epoch"),
+        (('"table": "', '"table": "x'), ":1: replay: made by schema 1 and table x"),
+        (('"quorum": 2', '"quorum": "two"'), ":1: replay: round r1: the opening is incomplete"),
+        (('"ranks": 1', '"ranks": []'), ":1: replay: round r1: "),
+        (('"seq": 3,', '"seq": 4,'), ":4: replay: round r1: record 3 is missing"),
     ],
     ids=["another state", "another event", "another table", "no quorum", "no ranks", "another number"],
 )
 def test_check_finds_a_log_that_was_changed(
     change: tuple[str, str], complaint: str, state: Path, tmp_path: Path, capsys: Printed
 ) -> None:
-    """It names the line where the round begins and what is wrong; the other rounds are all right."""
+    """It names the line and what is wrong, the promise first if one is broken."""
     path = tmp_path / "state.jsonl"
     old, new = change
     lines = [line.replace(new, old) if change == ("Cleaning", "Released") else line for line in state.open()]
@@ -545,7 +562,7 @@ def test_check_finds_a_log_that_was_changed(
     path.write_text("".join(lines))
     assert main(["check", str(path)]) == 1
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("line 1: ")
+    assert first.startswith(f"{path}:")
     assert complaint in first
     assert "rounds replay to what the log says" in last
 

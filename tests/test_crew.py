@@ -44,7 +44,7 @@ class Bench:
         self.desk = Desk("x")
         self.engines = {member: FakeEngine(member.id) for member in self.desk.members}
         self.transport, self.executor, self.weights = FakeTransport(), FakeExecutor("x"), FakeWeights()
-        self.lock, self.ledger, self.workers = LocalLock(lease=2.0), MemoryLedger(), Workers()
+        self.lock, self.ledger, self.workers = LocalLock(lease=2.0, epoch=0), MemoryLedger(), Workers()
         values: dict[str, Any] = {
             "lock": self.lock, "ledger": self.ledger, "transport": self.transport, "links": self.engines,
             "executors": [self.executor], "weights": self.weights, "owner": "me", "step": 3, "attempt": 1,

@@ -18,7 +18,7 @@ import pytest
 from weightsync.cli import main
 from weightsync.demo import main as demo_main
 from weightsync.demo import workers
-from weightsync.demo.faults import Inject, parse
+from weightsync.demo.faults import Inject, Schedule, parse
 from weightsync.demo.grpo import Settings
 from weightsync.demo.hush import aside
 from weightsync.demo.live import History, Lines
@@ -82,6 +82,56 @@ def test_without_rounds_the_engines_do_not_learn(tmp_path: Path) -> None:
     assert any("NOT AS PROMISED" in line and "rounds were withheld" in line for line in said)
 
 
+def survived(said: list[str], paths: list[list[str]], steps: int) -> None:
+    """Each drawn fault failed one round, whose line names the engine; all the others are clean."""
+    drawn = next(line for line in said if line.startswith("drawn: ")).removeprefix("drawn: ").split(", ")
+    assert len(drawn) == 3
+    assert {fault.partition("@")[0] for fault in drawn} == {"engine-kill", "bucket-fail", "hang"}
+    blamed = [line.split(":")[0].strip() for text in said for line in text.splitlines()[1:]]
+    assert sorted(set(blamed)) == sorted({fault.split()[-1] for fault in drawn})
+    failed = [number for number, path in enumerate(paths) if "Failed" in path]
+    assert len(failed) >= len(drawn), said
+    assert len(paths) == steps + 1
+    assert all("Failed" not in path for path in paths[-steps // 10 :])
+
+
+@pytest.mark.slow
+def test_training_survives_drawn_faults(tmp_path: Path) -> None:
+    """The reward still rises, the log names the culprits, and later rounds are clean."""
+    status, said, paths = demo(tmp_path / "run", "random:1", steps=36)
+    assert status == 0, said
+    survived(said, paths, 36)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_drawn_faults_on_ray(tmp_path: Path, ray_cluster: None) -> None:
+    """The same with processes that are really killed."""
+    status, said, paths = demo(tmp_path / "run", "random:3", steps=36, threads=False)
+    assert status == 0, said
+    survived(said, paths, 36)
+
+
+def test_faults_are_drawn_from_a_seed() -> None:
+    """The same seed, the same faults; every kind and every engine; and never too late to be made up for."""
+    for seed in range(50):
+        drawn = parse([f"random:{seed}"], 120, 3)
+        assert drawn == parse([f"random:{seed}"], 120, 3)
+        assert {fault.kind for fault in drawn} == {"engine-kill", "bucket-fail", "hang"}
+        assert len({fault.step for fault in drawn}) == len(drawn) == 12
+        assert all(1 < fault.step <= 90 and 0 <= fault.engine < 3 for fault in drawn)
+    assert parse(["random:1"], 120, 3) != parse(["random:2"], 120, 3)
+    for steps, engines, why in ((10, 2, "10 steps are too few"), (120, 1, "--engines 2")):
+        with pytest.raises(SetupError, match=why):
+            parse(["random:1"], steps, engines)
+    waiting = Schedule(parse(["random:1"], 120, 2), 120)
+    first = parse(["random:1"], 120, 2)[0]
+    assert waiting.due(first.step, whole=False) == []
+    assert waiting.due(first.step + 1, whole=True) == [first]
+    assert waiting.due(119, whole=True) == []
+    assert len(waiting.missed()) == 11
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", ["", "bucket-fail@5", "hang@5", "engine-kill@3 bucket-fail@4"])
@@ -100,7 +150,7 @@ def test_the_same_on_ray(
 def test_faults_are_read(tmp_path: Path) -> None:
     """As KIND@STEP; anything else is refused in one line that says what there is."""
     assert parse(["hang@3", "no-sync"], 5) == (Inject("hang", 3),)
-    for bad in ("hang", "hang@0", "hang@6", "explode@1", "hang@x"):
+    for bad in ("hang", "hang@0", "hang@6", "explode@1", "hang@x", "random:", "random:x"):
         with pytest.raises(SetupError, match=r"--inject"):
             parse([bad], 5)
 

@@ -57,9 +57,12 @@ STUCK: dict[State, Fault] = {
 @pytest.mark.parametrize("state", STUCK)
 @pytest.mark.parametrize("kind", ["hang", "raise"])
 def test_a_lease_that_ends_fails_the_round_in_every_state(state: State, kind: Any) -> None:
-    """The transfer is still settled before Released, and nothing is published."""
+    """The transfer is still settled before Released, and nothing is published. Why it ended is said."""
     _, result = run(Fault(Act.renew, kind), STUCK[state], policy=Policy(deadline=40.0, lease=1.0), slack=1.0)
     assert isinstance(result.error, LeaseEnded)
+    cause = result.error.__cause__
+    assert cause is not None
+    assert str(result.error).endswith(f"renewed: {cause}")
     assert (result.failed_in, result.published) == (state.name, "no")
     assert result.path[-2:] == ("Failed", "Released")
 
@@ -159,6 +162,29 @@ def test_a_renewal_that_is_answered_after_the_end_of_the_work_arms_nothing() -> 
     assert "renew()" not in desk.wait(0.3)
 
 
+def test_who_was_frozen_for_longer_than_his_lease_blames_nobody() -> None:
+    """It wakes, and its lease and its patience with an engine are both over: no engine is to blame."""
+    desk = Desk(policy=Policy(deadline=12.0, idle=4.0, engine_limit=2.5, lease=2.0))
+    desk.locked()
+    desk.done("plan()", Desk.plan)
+    desk.wait(3.0)
+    assert desk.state is State.Failed
+    cause = desk.round.facts.cause
+    assert cause is not None
+    assert isinstance(cause.error, LeaseEnded)
+
+
+def test_of_several_that_are_silent_each_is_named() -> None:
+    """One of them may hold up the others: the first is lost, and the line tells of all."""
+    desk = Desk(engines=3, policy=Policy(deadline=12.0, engine_limit=1.0, lease=20.0))
+    desk.awaiting()
+    desk.told(e.EngineAcked(desk.members[1], (desk.receipt(desk.members[1]),)), State.Awaiting)
+    desk.wait(1.1)
+    cause = desk.round.facts.cause
+    assert cause is not None
+    assert str(cause.error) == "engine e0 gave no receipt for 1.1 s, nor did e2"
+
+
 # -- clocks -----------------------------------------------------------------------------------------------
 
 
@@ -178,6 +204,7 @@ def test_a_state_ends_when_nothing_moves() -> None:
     took, result = stuck_at_a_bucket(lambda simulation: None, idle=0.5)
     assert took == pytest.approx(0.6, abs=0.1)
     assert "0.5 s without progress, waiting for broadcast()" in str(result.error)
+    assert "deadline" not in str(result.error), "the round had time left"
 
 
 def test_progress_feeds_the_idle_limit_and_nothing_else() -> None:
@@ -190,6 +217,7 @@ def test_progress_feeds_the_idle_limit_and_nothing_else() -> None:
     took, result = stuck_at_a_bucket(keep_moving, idle=0.5)
     assert took == pytest.approx(3.0, abs=0.1)
     assert isinstance(result.error, RoundTimedOut)
+    assert "ran out of time at the round's deadline, which leaves 3 s for all states" in str(result.error)
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.02, 0.03])

@@ -1,6 +1,7 @@
 """The lock kept in this process: threads that wait, leases that run out, epochs that outlive it."""
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,21 +76,21 @@ def result(future: Future[Value]) -> Value:
 
 def test_it_is_a_lock_keeper() -> None:
     """The type checker agrees that this is the face that an actor has, too."""
-    keeper: LockKeeper = LocalLock(lease=5.0)
+    keeper: LockKeeper = LocalLock(lease=5.0, epoch=0)
     assert keeper.lease == 5.0
 
 
 def test_a_free_lock_is_granted_with_a_whole_lease() -> None:
     """Nobody has to wait for a lock that nobody holds."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     ticket = lock.request("a", "round 1")
     assert lock.wait(ticket, 0.0) == Granted(1, 2.0, ticket)
 
 
 def test_a_held_lock_makes_wait_return_after_the_limit() -> None:
     """The answer says who holds the lock; a limit of 0 only looks."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     acquire(lock, "a")
     ticket = lock.request("b", "2")
     began = time.monotonic()
@@ -103,7 +104,7 @@ def test_a_held_lock_makes_wait_return_after_the_limit() -> None:
 
 def test_a_release_wakes_the_waiter_at_once() -> None:
     """A waiter sleeps until it is its turn and does not poll."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     with threads() as pool:
@@ -119,7 +120,7 @@ def test_a_release_wakes_the_waiter_at_once() -> None:
 def test_an_answer_says_how_long_the_question_stood() -> None:
     """A holder that waited long still knows its whole lease: it counts from before it asked."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     clock.read_elsewhere.clear()
@@ -138,7 +139,7 @@ def test_an_answer_says_how_long_the_question_stood() -> None:
 def test_the_holder_stops_before_the_keeper_while_time_goes_on() -> None:
     """Between any two looks at the clock time passes; none of it is counted in the holder's favour."""
     clock = Clock(tick=0.25)
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     ticket = lock.request("a", "1")
     asked = clock()
     answer = lock.wait(ticket, PATIENCE)
@@ -153,7 +154,7 @@ def test_the_holder_stops_before_the_keeper_while_time_goes_on() -> None:
 
 def test_a_dead_holder_costs_one_lease() -> None:
     """The waiter is granted when the lease is over, without anybody's help."""
-    lock = LocalLock(lease=0.3)
+    lock = LocalLock(lease=0.3, epoch=0)
     began = time.monotonic()
     dead, _ = acquire(lock, "a")
     _, granted = acquire(lock, "b")
@@ -166,7 +167,7 @@ def test_a_dead_holder_costs_one_lease() -> None:
 def test_turning_the_clock_expires_the_holder() -> None:
     """With a clock turned by hand, ``expire`` makes sleeping waiters look at it."""
     clock = Clock()
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     acquire(lock, "a")
     clock.time += 30
     second = lock.request("b", "2")
@@ -181,7 +182,7 @@ def test_turning_the_clock_expires_the_holder() -> None:
 
 def test_a_blocked_waiter_is_not_taken_for_dead() -> None:
     """Waiting inside the keeper is a sign of life, for as long as it takes."""
-    lock = LocalLock(lease=0.3)
+    lock = LocalLock(lease=0.3, epoch=0)
     first, granted = acquire(lock, "a")
     second = lock.request("b", "2")
     pace = threading.Event()
@@ -197,7 +198,7 @@ def test_a_blocked_waiter_is_not_taken_for_dead() -> None:
 
 def test_cancelling_wakes_the_one_who_waits() -> None:
     """Another thread may give up the request; the waiter learns that it is over."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     acquire(lock, "a")
     second = lock.request("b", "2")
     with threads() as pool:
@@ -209,7 +210,7 @@ def test_cancelling_wakes_the_one_who_waits() -> None:
 
 def test_a_request_whose_answer_got_lost_can_be_cancelled() -> None:
     """Whoever picks the ticket's id before it asks can close it without having got the ticket."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     lock.request("a", "1", ticket_id="mine")
     assert lock.cancel(Ticket("mine", "a", "1")).how is Ending.HANDED_BACK
     assert lock.status().holder is None
@@ -217,7 +218,7 @@ def test_a_request_whose_answer_got_lost_can_be_cancelled() -> None:
 
 def test_a_cancel_may_overtake_its_request() -> None:
     """The request is closed when it arrives, and nobody is left holding the lock."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     assert lock.release(Ticket("mine", "a", "1"), None).how is Ending.CANCELLED
     ticket = lock.request("a", "1", ticket_id="mine")
     with pytest.raises(TicketClosed):
@@ -227,7 +228,7 @@ def test_a_cancel_may_overtake_its_request() -> None:
 
 def test_strangers_are_refused() -> None:
     """Neither another's name on a ticket nor a stale epoch gives the lock back."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     ticket, granted = acquire(lock, "a")
     with pytest.raises(NotHolder, match="was not issued"):
         lock.release(Ticket(ticket.id, "b", ticket.round), granted.epoch)
@@ -243,7 +244,7 @@ def test_strangers_are_refused() -> None:
 def test_a_refused_question_still_lets_time_pass() -> None:
     """An expired holder makes room also when the question that noticed it is refused."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     first, granted = acquire(lock, "a")
     clock.time += 1.0
     second = lock.request("b", "2")
@@ -257,7 +258,7 @@ def test_a_refused_question_still_lets_time_pass() -> None:
 def test_status_tells_what_is_true_now() -> None:
     """A lease that has run out is not shown as held, though nobody has asked since."""
     clock = Clock()
-    lock = LocalLock(lease=2.0, now=clock)
+    lock = LocalLock(lease=2.0, epoch=0, now=clock)
     acquire(lock, "a")
     clock.time += 2.0
     assert lock.status().holder is None
@@ -266,7 +267,7 @@ def test_status_tells_what_is_true_now() -> None:
 def test_a_waiter_sleeps_to_the_next_expiry() -> None:
     """Neither past it, nor so long that it would itself be taken for dead; and it does not spin."""
     clock = Clock()
-    lock = LocalLock(lease=60.0, now=clock)
+    lock = LocalLock(lease=60.0, epoch=0, now=clock)
     assert lock._pause() == 20.0
     acquire(lock, "a")
     assert lock._pause() == 20.0
@@ -281,7 +282,7 @@ def test_a_waiter_sleeps_to_the_next_expiry() -> None:
 
 def test_many_threads_take_turns_in_the_order_of_their_requests() -> None:
     """Nobody overtakes, nobody starves, and never do two hold the lock."""
-    lock = LocalLock()
+    lock = LocalLock(epoch=0)
     asking = threading.Lock()
     asked: list[str] = []
     got: list[str] = []
@@ -412,3 +413,24 @@ def test_an_unreadable_epoch_is_not_taken_for_zero(tmp_path: Path, spoil: Callab
     with pytest.raises(EpochNotKept, match=r"lock\.json"):
         LocalLock(path=path)
     assert path.exists()
+
+
+def test_what_is_refused_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A release that comes after its lease has ended, a renewal of it, and a stranger's; each is a line."""
+    clock = Clock()
+    lock = LocalLock(10.0, epoch=0, now=clock)
+    late = lock.request("late", "r1")
+    granted = lock.wait(late, 0.0)
+    assert isinstance(granted, Granted)
+    clock.time += 10.0
+    after = lock.request("after", "r2")
+    with caplog.at_level(logging.WARNING, "weightsync"):
+        assert lock.release(late, granted.epoch).how is Ending.EXPIRED
+        with pytest.raises(NotHolder):
+            lock.renew(late, granted.epoch)
+        with pytest.raises(StaleEpoch):
+            lock.release(after, granted.epoch)
+    status = lock.status()
+    assert status.holder is not None
+    assert (status.holder.owner, status.refused) == ("after", 3)
+    assert [record.getMessage().startswith("lock: refused: ") for record in caplog.records] == [True] * 3

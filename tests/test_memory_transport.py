@@ -1,10 +1,8 @@
 """Engines in the trainer's process share one buffer, and see what is theirs, in turn, and nothing else."""
 
 import dataclasses
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -109,32 +107,6 @@ def nothing_left() -> Iterator[None]:
 
 
 class TestContent:
-    def test_both_engines_hold_the_bits_under_their_names(self) -> None:
-        """A state of every kind of tensor arrives whole, and the receipts prove it."""
-        base = torch.arange(60.0)
-        state = {
-            "transposed": base.view(6, 10).t(),
-            "column": base.view(6, 10)[:, 3],
-            "expanded": torch.arange(3.0).expand(5, 3),
-            "channels_last": torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
-            "narrow": torch.rand(100, 100)[40:43, 7:9],
-            "scalar": torch.tensor(3),
-            "empty": torch.zeros(0, 7),
-            "flag": torch.tensor([True, False]),
-            "half": torch.rand(5).to(torch.bfloat16),
-            "eighth": torch.rand(5).to(torch.float8_e4m3fn),
-            "complex": torch.rand(2, 2, dtype=torch.complex64),
-        }
-        weights, engines = TorchWeights.of(state), [SmallEngine("a"), SmallEngine("b")]
-        port = sending(MemoryTransport(checked=True), weights, *engines).run()
-        for engine in engines:
-            engine.commit(SESSION)
-            assert {name: bits(each) for name, each in engine.tensors.items()} == {
-                name: bits(each) for name, each in state.items()
-            }
-            (receipt,) = port.receipts[engine.machine.facts.engine]
-            assert (receipt.digest, receipt.tensors) == (weights.digest(), len(state))
-
     @settings(max_examples=60)
     @given(data=st.data(), limit=st.sampled_from([1, 5, 16, 64, 1000]))
     def test_any_state_arrives_for_any_limit(self, data: st.DataObject, limit: int) -> None:
@@ -155,17 +127,6 @@ class TestContent:
             name: bits(each) for name, each in state.items()
         }
 
-    @pytest.mark.parametrize("place", [0, 1, 2])
-    def test_a_tensor_larger_than_a_bucket_is_split(self, place: int) -> None:
-        """First, between small ones, or last: its parts travel in buckets of their own."""
-        tensors = [("s1", torch.rand(7)), ("s2", torch.rand(9))]
-        tensors.insert(place, ("large", torch.rand(300)))
-        weights, engine = TorchWeights.of(tensors), SmallEngine("a")
-        assert len(weights.plan(256).buckets) > 4
-        sending(MemoryTransport(checked=True), weights, engine, bucket_bytes=256).run()
-        engine.commit(SESSION)
-        assert all(torch.equal(engine.tensors[name], tensor) for name, tensor in tensors)
-
     def test_both_names_of_a_tied_tensor_are_served(self) -> None:
         """An engine that keeps them apart gets the new values under both, in each round anew."""
         embed, transport, engine = torch.zeros(4), MemoryTransport(), SmallEngine("a")
@@ -176,22 +137,6 @@ class TestContent:
             sending(transport, weights, engine, session=session).run()
             engine.commit(session)
             assert engine.tensors["embed"].tolist() == engine.tensors["head"].tolist() == [epoch] * 4
-
-    def test_a_model_without_tensors_is_one_empty_bucket(self) -> None:
-        """It is sent, received and proven like any other."""
-        engine = SmallEngine("a")
-        run = sending(MemoryTransport(), TorchWeights.of({}), engine)
-        assert run.run().receipts["a"][0].bytes == 0
-        assert run.port("broadcast").fired == [("bucket_sent", 0), ("all_sent",)]
-
-    def test_every_rank_of_an_engine_reads(self) -> None:
-        """An engine of three ranks answers when all of them hold the bytes, with a receipt each."""
-        weights = TorchWeights.of(constants(1, 2, 3))
-        plan, ranks = weights.plan(64), [SmallEngine("a", rank) for rank in range(3)]
-        for engine in ranks:
-            engine.open(SESSION, plan)
-        port = Sending(MemoryTransport(), weights, plan, [SmallLink(*ranks)], SESSION).run()
-        assert [receipt.rank for receipt in port.receipts["a"]] == [0, 1, 2]
 
     def test_facts_come_in_order(self) -> None:
         """Each bucket, then all of them; and the idle clock is fed."""
@@ -301,15 +246,6 @@ class TestSharing:
         assert transport._standing._spare is None
         pause.going.set()
 
-    def test_nothing_of_the_weights_is_kept(self) -> None:
-        """When the round is over the transport holds no tensor of the trainer."""
-        transport, tensor = MemoryTransport(), torch.rand(64)
-        gone = weakref.ref(tensor)
-        sending(transport, TorchWeights.of([("a", tensor)]), SmallEngine("a")).run()
-        del tensor
-        gc.collect()
-        assert gone() is None
-
 
 class TestLosses:
     def test_the_sender_gets_the_very_exception(self) -> None:
@@ -328,18 +264,6 @@ class TestLosses:
         assert run.errors == {"bad": failure}
         assert run.errors["bad"] is failure
         assert list(port.receipts) == ["good"]
-
-    def test_the_only_engine_fails(self) -> None:
-        """The round closes the port, and the sender returns without an error of its own."""
-        failure = RuntimeError("mine")
-
-        def fail(bucket: int) -> None:
-            raise failure
-
-        run = sending(MemoryTransport(), TorchWeights.of(constants(1, 2, 3, 4)), SmallEngine("a", fault=fail))
-        run.run()
-        assert run.errors["a"] is failure
-        assert ("all_sent",) not in run.port("broadcast").fired
 
     def test_a_link_that_raises_is_the_loss_of_its_engine(self) -> None:
         """The other engines are started all the same."""
@@ -371,52 +295,6 @@ class TestLosses:
         run = Sending(MemoryTransport(), weights, weights.plan(64), [Cancelled(SmallEngine("a"))], SESSION)
         run.run()
         assert "cancelled" in str(run.errors["a"])
-
-    def test_an_engine_that_hangs_keeps_nobody(self) -> None:
-        """When the round moves on the sender returns; after the abort, engines that wait are woken."""
-        pause = Pause(0)
-        stuck, waiting = SmallEngine("stuck", fault=pause), SmallEngine("waiting")
-        run = sending(MemoryTransport(), TorchWeights.of(constants(1, 2, 3)), stuck, waiting)
-        with aside() as call:
-            broadcast = call(lambda: (run.open(), run.broadcast()))
-            assert pause.reached.wait(PATIENCE)
-            assert eventually(lambda: waiting.machine.facts.frames == 2)
-            run.port("broadcast").close()
-            broadcast.result(1)
-            run.transport.abort()
-            assert eventually(lambda: waiting.machine.state.name == "Serving")
-            pause.going.set()
-            assert eventually(lambda: stuck.machine.state.name == "Serving")
-
-    def test_an_abort_wakes_everybody_at_once(self) -> None:
-        """Sender and engines stop within a moment, though nobody's limit is over, and once is enough."""
-        pause = Pause(0)
-        stuck, waiting = SmallEngine("stuck", fault=pause), SmallEngine("waiting")
-        run = sending(MemoryTransport(), TorchWeights.of(constants(1, 2, 3)), stuck, waiting)
-        with aside() as call:
-            broadcast = call(lambda: (run.open(), run.broadcast()))
-            assert pause.reached.wait(PATIENCE)
-            start = time.monotonic()
-            run.transport.abort()
-            run.transport.abort()
-            broadcast.result(PATIENCE)
-            assert eventually(lambda: waiting.machine.state.name == "Serving")
-            assert time.monotonic() - start < 1
-            pause.going.set()
-
-    def test_an_abort_in_collect_wakes_the_sender(self) -> None:
-        """A receipt that never comes is not waited for when the round is over."""
-        pause = Pause(1)
-        run = sending(MemoryTransport(), TorchWeights.of(constants(1, 2)), SmallEngine("a", fault=pause))
-        run.open()
-        run.broadcast()
-        with aside() as call:
-            collect = call(run.collect)
-            assert pause.reached.wait(PATIENCE)
-            run.transport.abort()
-            collect.result(PATIENCE)
-            pause.going.set()
-        assert run.port("collect").fired == []
 
     def test_an_engine_that_stops_is_not_waited_for(self) -> None:
         """Its end of the session closes the inlet: it gets an error, and the others everything."""
@@ -579,31 +457,11 @@ class TestOrder:
         assert not memory._endpoints
         assert eventually(lambda: engine.machine.state.name == "Serving")
 
-    def test_phases_after_an_abort_return(self) -> None:
-        """What is called too late, with a port that is closed, does nothing."""
-        run = sending(MemoryTransport(), TorchWeights.of(constants(1)), SmallEngine("a"))
-        run.open()
-        run.transport.abort()
-        run.port("broadcast").close()
-        run.port("collect").close()
-        run.broadcast()
-        run.collect()
-
     def test_phases_without_open_are_refused(self) -> None:
         """A round that is not open cannot be sent."""
         run = sending(MemoryTransport(), TorchWeights.of(constants(1)), SmallEngine("a"))
         with pytest.raises(TransportError, match="no round is open"):
             run.broadcast()
-
-    def test_a_round_that_was_left_open_ends_when_the_next_one_opens(self) -> None:
-        """Its engines are woken, so that none is left with a round that nobody drives."""
-        transport = MemoryTransport()
-        before = SmallEngine("before")
-        sending(transport, TorchWeights.of(constants(1)), before).open()
-        assert eventually(lambda: before.machine.state.name == "Paused")
-        after = SmallEngine("after")
-        sending(transport, TorchWeights.of(constants(1)), after, session=Session("r2", 2, 2)).run()
-        assert eventually(lambda: before.machine.state.name == "Serving")
 
     def test_it_says_what_it_can_do(self) -> None:
         """The declared capabilities are what the tests above show."""
@@ -614,13 +472,6 @@ class TestOrder:
             "stages": True, "aliases": False, "cross_host": False, "survives_loss": True, "dtypes": None,
             "cross_process": False,
         }  # fmt: skip
-
-    def test_no_thread_is_left(self) -> None:
-        """The transport has none of its own, and the engines' end with the round."""
-        sending(
-            MemoryTransport(), TorchWeights.of(constants(1, 2, 3)), SmallEngine("a"), SmallEngine("b")
-        ).run()
-        assert eventually(lambda: not [each for each in threading.enumerate() if each.name == "small-engine"])
 
 
 def test_the_sender_packs_while_engines_read() -> None:

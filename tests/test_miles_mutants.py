@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from casekit import miles
 from casekit.wrapped import Bar
-from weightsync import sync as sync_module
+from weightsync import turns as turns_module
 from weightsync.fsm import driver as driver_module
 from weightsync.fsm import events as e
 from weightsync.fsm.answers import Answers
@@ -182,7 +182,7 @@ def another_list(patch: Patch) -> None:
 
 def copies_sent(patch: Patch) -> None:
     """Sends copies in place of the tensors."""
-    patch.setattr(sync_module, "weights_for", lambda model, snapshot: weights_for(model, snapshot=True))
+    patch.setattr(turns_module, "weights_for", lambda model, snapshot: weights_for(model, snapshot=True))
 
 
 # -- errors and versions ------------------------------------------------------------------------------------

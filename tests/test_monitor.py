@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +13,12 @@ import weightsync
 from weightsync.fsm.calls import Act
 from weightsync.fsm.contract import Executor, RoundView, Undo, Weights
 from weightsync.fsm.engine_table import Session
+from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record
+from weightsync.fsm.states import EngineState
 from weightsync.handlers.monitor import HealthWatch
+from weightsync.testing.fakes import FakeWeights
+from weightsync.testing.scene import PATIENCE, Trainer, close_all
 from weightsync.testing.simulation import Fault, Simulation
 
 KINDS = ("raise", "hang", "lost", "die")
@@ -57,24 +62,16 @@ def watch(*objects: str) -> tuple[Monitor, HealthWatch]:
     return monitor, HealthWatch(monitor.pause, monitor.resume)
 
 
-ENDS: dict[str, list[str]] = {
-    "clean": ["clean"],
-    "undo": ["undo"],
-    "gave up before either": [],
-    "clean that raised in another executor, then undo": ["clean", "undo"],
-    "undo twice": ["undo", "undo"],
-}
-
-
-@pytest.mark.parametrize("ways", ENDS.values(), ids=ENDS)
-def test_each_end_of_a_round_is_told_once(ways: list[str]) -> None:
-    """Whatever is called in whatever number, and whether or not the result is heard after it."""
+@pytest.mark.parametrize("cleaned", [True, False], ids=["cleaned", "never came to it"])
+def test_each_end_of_a_round_is_told_once(cleaned: bool) -> None:
+    """When its result is there, and not before: while it cleans up, engines are paused."""
     monitor, handler = watch()
-    undo = handler.prepare(view())
+    handler.prepare(view())
     assert monitor.told == ["updating"]
-    for way in ways:
-        undo() if way == "undo" else handler.clean(view())
+    if cleaned:
+        handler.clean(view())
     handler(result("another round"))
+    assert monitor.told == ["updating"]
     handler(result())
     handler(result())
     handler.close()
@@ -93,14 +90,11 @@ def test_every_round_has_its_own_end() -> None:
 
 def replayed(handler: HealthWatch, records: tuple[Record, ...]) -> None:
     """Have a handler live through a round as its executor and observer, by what the round's records say."""
-    undo: Undo | None = None
     for record in records:
         if record.event == "call" and record.trigger == "prepare" and record.error is None:
-            undo = handler.prepare(view(record.round))
+            handler.prepare(view(record.round))
         elif record.event == "call" and record.trigger == "clean" and record.error is None:
             handler.clean(view(record.round))
-        elif record.event == "call" and record.trigger == "undo" and record.error is None and undo:
-            undo()
         handler(record)
 
 
@@ -126,23 +120,20 @@ def test_a_monitor_that_cannot_pause_is_told_to_watch_again() -> None:
     assert monitor.told == ["updating", "watch again"]
 
 
-def test_the_first_error_of_a_monitor_that_is_gone_wins() -> None:
-    """What it says to the second word is a note on the first."""
-    monitor, handler = watch("updating", "watch again")
-    with pytest.raises(RuntimeError, match="objects: updating") as caught:
-        handler.prepare(view())
-    assert caught.value.__notes__ == ["later, watching again: RuntimeError: the monitor objects: watch again"]
-    assert monitor.told == ["updating", "watch again"]
-
-
-def test_a_monitor_that_objects_to_watching_again_is_not_asked_twice() -> None:
-    """Its objection fails the clean-up; the undo that follows finds nothing left to do."""
-    monitor, handler = watch("watch again")
-    undo = handler.prepare(view())
-    with pytest.raises(RuntimeError, match="objects: watch again"):
-        handler.clean(view())
-    undo()
-    assert monitor.told == ["updating", "watch again"]
+@pytest.mark.parametrize("objects", [("watch again",), ("updating", "watch again")])
+def test_a_monitor_that_objects_to_watching_again_is_not_asked_twice(
+    objects: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The objection is logged in one line, and the next round is told as any other."""
+    monitor, handler = watch(*objects)
+    for name in ("r1", "r2"):
+        with pytest.raises(RuntimeError) if "updating" in objects else nullcontext():
+            handler.prepare(view(name))
+        handler(result(name))
+        handler.close()
+    assert monitor.told == ["updating", "watch again"] * 2
+    line = "the health monitor does not watch again: it raised RuntimeError: the monitor objects: watch again"
+    assert [record.getMessage() for record in caplog.records] == [line] * 2
 
 
 def test_closing_pays_what_is_owed() -> None:
@@ -210,7 +201,7 @@ def broken(point: str, bucket: int) -> None:
 @pytest.mark.parametrize("where", ["nowhere", "prepare", "clean", "undo", "bucket"])
 @pytest.mark.parametrize("first", [True, False], ids=["listed first", "listed last"])
 def test_in_a_real_round_it_is_told_once(where: str, first: bool) -> None:
-    """Good or bad, before or after the other executor: paused once, watching again once, before the end."""
+    """Good or bad, before or after the other executor: paused once, watching again once."""
     monitor, handler = watch()
     handlers: list[Executor] = [handler, Spoiler(where)]
     if not first:
@@ -222,3 +213,42 @@ def test_in_a_real_round_it_is_told_once(where: str, first: bool) -> None:
         assert outcome.ok is (where == "nowhere")
         never = where == "prepare" and not first
         assert monitor.told == ([] if never else ["updating", "watch again"])
+
+
+@pytest.mark.parametrize("bad", [None, "bucket 1", "commit"])
+def test_it_is_told_to_watch_again_when_the_engines_are_resumed_and_the_lock_is_free(bad: str | None) -> None:
+    """From Locked on it knows, before an engine is paused; it hears of the end when that is the end."""
+    story: list[tuple[str, object]] = []
+    trainer: Trainer | None = None
+
+    def look(word: str) -> None:
+        assert trainer is not None
+        states = {engine.machine.state for engine in trainer.engines}
+        story.append((word, (trainer.lock.status().holder is not None, states)))
+
+    trainer = Trainer(handlers=[HealthWatch(lambda: look("updating"), lambda: look("watch again"))])
+    try:
+        for _ in range(2):
+            if bad is not None:
+                trainer.engines[1].bad[bad] = OSError(bad)
+            trainer.hand_over(1, FakeWeights(1))
+            trainer.sync._observers.flush(PATIENCE)
+        free = {EngineState.Serving}
+        assert story == [("updating", (True, free)), ("watch again", (False, free))] * 2
+    finally:
+        close_all()
+
+
+def test_a_round_that_brings_an_engine_back_is_told_as_well() -> None:
+    """Its engines are paused like any others."""
+    monitor, handler = watch()
+    policy = Policy(deadline=5.0, on_engine_failure="quarantine", quorum=1, catch_up="apart")
+    trainer = Trainer(policy, handlers=[handler])
+    try:
+        trainer.engines[1].bad["bucket 1"] = OSError("lost")
+        trainer.hand_over(1, FakeWeights(1))
+        trainer.sync._observers.flush(PATIENCE)
+        assert trainer.sync.servable() == {"a": 0, "b": 0}
+        assert monitor.told == ["updating", "watch again"] * 2
+    finally:
+        close_all()

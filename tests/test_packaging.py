@@ -1,4 +1,7 @@
-"""What is built is what is in the tree, and what is installed from it works away from the tree."""
+"""What is built is what is in the tree, and what is installed from it works away from the tree.
+
+Case B44 is among it: sgl-project/sglang#15643, nvidia-cosmos/cosmos-rl#525.
+"""
 
 import os
 import shutil
@@ -22,9 +25,10 @@ LAYERS = ("fsm", "transports", "handlers", "diagrams")
 LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.egg-info", ".*")
 
 
-def run(*command: str | Path, folder: Path) -> str:
-    """The standard output of a command that must succeed, run as a user of the library would."""
+def run(*command: str | Path, folder: Path, hidden: bool = False) -> str:
+    """The standard output of a command that must succeed, run as a user would; with every GPU ``hidden``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} if hidden else {}
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
     )
@@ -83,7 +87,7 @@ def python(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_wheel_holds_the_files_of_the_tree(built: Built) -> None:
+def test_b44_the_wheel_holds_the_files_of_the_tree(built: Built) -> None:
     """Nothing is missing, nothing is added, and every file lies where it is imported from."""
     with zipfile.ZipFile(built.wheel) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -112,7 +116,9 @@ def test_the_wheel_says_what_it_is(built: Built) -> None:
     assert "weightsync = weightsync.cli:main" in commands
 
 
-def test_the_installed_library_is_imported_from_where_it_was_installed(python: Path, tmp_path: Path) -> None:
+def test_b44_the_installed_library_is_imported_from_where_it_was_installed(
+    python: Path, tmp_path: Path
+) -> None:
     """The fresh environment uses its own copy: nothing on its path leads back into the tree."""
     code = """
 import sys, weightsync, weightsync.diagrams, weightsync.fsm, weightsync.handlers, weightsync.transports
@@ -128,12 +134,45 @@ print(*sys.path, sep=":")
     assert not [entry for entry in path.split(":") if Path(entry) in (ROOT, ROOT / "src")]
 
 
-def test_the_installed_command_answers(python: Path, tmp_path: Path) -> None:
+def test_b44_the_installed_command_answers(python: Path, tmp_path: Path) -> None:
     """The command and `python -m weightsync` are the same thing, and both are there."""
     asked = run(python.parent / "weightsync", "--help", folder=tmp_path)
     assert "usage: weightsync" in asked
     assert "usage: " in run(python, "-m", "weightsync", "--help", folder=tmp_path)
 
 
-# One round in process, run by the installed library: its test belongs here, with the fixture `python` and a
-# folder of its own as above.
+def test_b44_a_round_away_from_the_tree(python: Path, tmp_path: Path) -> None:
+    """Two engines of one process, over both transports, without a GPU; and its log is read."""
+    code = """
+import torch, weightsync
+assert not torch.cuda.is_available()
+for transport in ("memory", "collective"):
+    held = [{"w": torch.zeros(8), "b": torch.zeros(2, dtype=torch.bfloat16)} for _ in range(2)]
+    engines = [weightsync.LocalEngine(weightsync.receiver_for(each, f"e{n}")) for n, each in enumerate(held)]
+    model = {"w": torch.arange(8.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    log = weightsync.StateLog(f"{transport}.jsonl")
+    with weightsync.WeightSync(engines, transport, handlers=[log]) as sync:
+        result = sync.on_train_begin(model).require()
+    assert all(torch.equal(each[name], model[name]) for each in held for name in model)
+    print(transport, result.version, *result.path)
+"""
+    path = "Idle Locked Broadcasting Awaiting Cleaning Released"
+    told = run(python, "-c", code, folder=tmp_path, hidden=True).splitlines()
+    assert told == [f"{transport} 0 {path}" for transport in ("memory", "collective")]
+    for transport in ("memory", "collective"):
+        log = tmp_path / f"{transport}.jsonl"
+        assert "1 complete" in run(python.parent / "weightsync", "log", log, folder=tmp_path)
+        run(python.parent / "weightsync", "check", log, folder=tmp_path)
+
+
+def test_b44_it_is_imported_where_nothing_else_is_installed(built: Built, tmp_path: Path) -> None:
+    """No torch, no Ray, no GPU: the import, the version and the help ask for none of them."""
+    with zipfile.ZipFile(built.wheel) as wheel:
+        wheel.extractall(tmp_path / "site")
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    (packages,) = (tmp_path / "bare").glob("lib/python*/site-packages")
+    (packages / "site.pth").write_text(f"{tmp_path / 'site'}\n", encoding="utf-8")
+    code = "import weightsync; print(weightsync.__version__, len(dir(weightsync)) > 10)"
+    assert run(python, "-c", code, folder=tmp_path) == f"{weightsync.__version__} True\n"
+    assert "usage: weightsync" in run(python, "-m", "weightsync", "--help", folder=tmp_path)

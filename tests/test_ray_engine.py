@@ -252,7 +252,7 @@ def sent(value: float | None) -> Ticket:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways that words can go."""
     name: str = request.param
-    monkeypatch.setattr(RayEngine.__init__, "__kwdefaults__", {"line": name == "line"})
+    monkeypatch.setattr(RayEngine.__init__, "__kwdefaults__", {"line": name == "line", "ranks": None})
     return name
 
 

@@ -37,7 +37,7 @@ def lock() -> Iterator[RayLock]:
     """A lock of this test alone."""
     lock = RayLock(uuid.uuid4().hex, LEASE)
     yield lock
-    lock.retire()
+    lock.retire(force=True)
 
 
 def another(lock: RayLock) -> RayLock:
@@ -140,7 +140,7 @@ class TestAKeeper:
         try:
             hold(other)
         finally:
-            other.retire()
+            other.retire(force=True)
 
     def test_a_stranger_is_refused(self, lock: RayLock) -> None:
         """Only the holder's ticket with its epoch renews or releases; a closed one is not granted."""
@@ -224,12 +224,12 @@ class TestDeath:
             assert after.epoch > before.epoch
             assert time.monotonic() - killed > LEASE
         finally:
-            lock.retire()
+            lock.retire(force=True)
 
     def test_a_keeper_that_was_retired(self, lock: RayLock) -> None:
         """The next one that wants the lock starts a new keeper, whose epochs are higher still."""
         _, before = hold(lock)
-        lock.retire()
+        lock.retire(force=True)
         until, epoch = time.monotonic() + SOON, 0
         while not epoch:
             assert time.monotonic() < until
@@ -275,7 +275,7 @@ class TestTheFile:
                 answer = lock.release(ticket, granted.epoch)
                 assert isinstance(answer, Closed)
         finally:
-            lock.retire()
+            lock.retire(force=True)
 
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
         """Whoever wants the lock is told which file, and gets it when that is put right."""
@@ -289,4 +289,4 @@ class TestTheFile:
             path.unlink()
             assert isinstance(lock.wait(ticket, SOON), Granted)
         finally:
-            lock.retire()
+            lock.retire(force=True)

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import queue
 import random
 import threading
@@ -418,6 +419,24 @@ class TestOpen:
             engine.open(ONE)
         assert engine.generates()
         assert engine.receiver.refused == 1
+
+    def test_what_is_refused_is_counted_and_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Every word of a session that is over, with the epoch it came with: by the table or before it."""
+        engine = Engine()
+        engine.receiver.abort(ONE)
+        ticket = Ticket("memory", {})
+        late: list[Callable[[], object]] = [
+            lambda: engine.receiver.receive(ONE, ticket),
+            lambda: engine.open(ONE),
+            lambda: engine.receiver.commit(ONE),
+            lambda: engine.receiver.resume(ONE),
+        ]
+        with caplog.at_level(logging.WARNING, "weightsync"):
+            for word in late:
+                with pytest.raises(StaleSession):
+                    word()
+        assert engine.receiver.refused == len(late)
+        assert ["epoch 1" in record.getMessage() for record in caplog.records] == [True] * len(late)
 
     def test_a_sink_that_cannot_be_prepared_reverts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """No memory for the staged weights: the engine serves the old ones."""

@@ -95,6 +95,7 @@ def test_the_outcomes_read_well() -> None:
     """Their values are for people: each says by itself what it means."""
     assert [outcome.value.partition(",")[0] for outcome in Outcome] == [
         "published", "published", "not known to be published",
+        "there was no round: newer weights took their place",
     ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from weightsync.fsm.receipt import Expectation, Participant
 from weightsync.fsm.record import plain
 from weightsync.fsm.round import Identity, Round
 from weightsync.fsm.rows import Row, Table
+from weightsync.fsm.setting import Setting
 from weightsync.fsm.states import Lock, State
 from weightsync.fsm.table import ROUND
 
@@ -95,7 +96,7 @@ def test_a_round_is_made_by_open_alone() -> None:
     """The constructor has no public use."""
     facts = opened().facts
     with pytest.raises(TypeError, match=r"Round\.open"):
-        Round(object(), facts, Identity(), 0.0, 0.0)
+        Round(object(), facts, Identity(), setting=Setting(), at=0.0, wall=0.0)
 
 
 def test_a_round_has_no_subclasses() -> None:

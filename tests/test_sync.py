@@ -20,8 +20,8 @@ from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition, Outcome
 from weightsync.handlers.ledger import FileLedger, MemoryLedger
-from weightsync.sync import Pending
-from weightsync.testing.fakes import HANG, FakeExecutor, FakeWeights, Gate
+from weightsync.sync import Pending, WeightSync
+from weightsync.testing.fakes import HANG, FakeExecutor, FakeTransport, FakeWeights, Gate
 from weightsync.testing.scene import PATIENCE, Trainer, check_free, close_all
 
 
@@ -221,6 +221,10 @@ def test_a_number_that_another_trainer_took_meanwhile_is_replaced(tmp_path: Path
         trainer.check_equal(weights)
     assert (ahead.version, first.sync.version()) == (0, behind.version)
     assert behind.version > ahead.version
+    assert ahead.notes == ()
+    assert behind.notes == (
+        "another trainer took version 0 meanwhile; the log has the rounds that failed over it",
+    )
     check_free(first.lock)
 
 
@@ -356,3 +360,25 @@ def test_an_engine_that_restarts_within_a_round_has_no_part_in_it() -> None:
     result = pending.wait()
     assert result.outcome is Outcome.partial
     assert trainer.sync.servable() == {"a": 0}
+
+
+def test_others_bytes_under_the_same_number_are_not_vouched_for() -> None:
+    """Two trainers share a lock and the engines, and each has a ledger of its own."""
+    first = Trainer()
+    assert first.hand_over(1, FakeWeights(1)).version == 0
+    with WeightSync(first.engines, FakeTransport(), lock=first.lock) as second:
+        assert second.begin(1, FakeWeights(9), version=0, snapshot=False).wait().ok
+        assert first.sync.servable() == {}
+        assert second.servable() == {"a": 0, "b": 0}
+        assert first.hand_over(2, FakeWeights(2)).ok
+        assert first.sync.servable() == {"a": 1, "b": 1}
+
+
+def test_a_failed_round_leaves_the_engines_servable() -> None:
+    """They have seen its epoch, and nothing else of it is left."""
+    trainer = Trainer()
+    assert trainer.hand_over(1, FakeWeights(1)).ok
+    for step in (2, 3):
+        trainer.transport.bad["bucket 1"] = OSError("lost")
+        assert not trainer.hand_over(step, FakeWeights(step)).ok
+        assert trainer.sync.servable() == {"a": 0, "b": 0}

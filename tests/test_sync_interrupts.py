@@ -267,7 +267,7 @@ def test_an_interrupt_at_any_instant_leaves_nothing_running(trainer: Trainer) ->
                 lambda step=step, weights=weights: trainer.sync.on_step_end(step, weights),  # type: ignore[misc]
                 chance.uniform(1e-6, longest),
             )
-            assert trainer.sync._jobs.empty()
+            assert trainer.sync._turns._jobs.empty()
             trainer.check_released()
             if time.monotonic() - begun > 4.0:
                 break
@@ -295,7 +295,8 @@ def test_an_interrupt_just_after_the_beginning_leaves_no_round_running(
     """It came between handing the round over and waiting for it."""
     assert trainer.sync.on_train_begin(FakeWeights(0)).ok
     gate = trainer.held_in("Broadcasting")
-    monkeypatch.setattr(trainer.sync, "_jobs", Interrupted(trainer.sync._jobs, done=True))
+    turns = trainer.sync._turns
+    monkeypatch.setattr(turns, "_jobs", Interrupted(turns._jobs, done=True))
     with pytest.raises(KeyboardInterrupt):
         trainer.sync.on_step_end(1, FakeWeights(1))
     assert gate.reached.is_set() or trainer.sync.version() == 0

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from breakers import Patch, abort_nobody, answer_whoever_calls, set_to, undo_oldest_first
 from weightsync.books import EngineBooks
+from weightsync.conductor import Conductor
 from weightsync.fsm import answers, reducer
 from weightsync.fsm import round as round_module
 from weightsync.fsm.calls import Act
@@ -23,7 +25,6 @@ from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, EngineState, Outcome, State
 from weightsync.handlers.observers import Observers
 from weightsync.handlers.ports import RoundPort
-from weightsync.sync import WeightSync
 from weightsync.testing.desk import Desk
 from weightsync.testing.fakes import FakeWeights
 from weightsync.testing.promises import broken
@@ -38,7 +39,6 @@ pytestmark = [
 
 PATIENCE = 20.0
 GO_ON = Policy(deadline=4.0, lease=2.0, on_engine_failure="quarantine", quorum=1)
-Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
@@ -115,10 +115,12 @@ def a_late_answer_is_stale() -> None:
 
 
 def a_quorum_counts_who_was_asked_for() -> None:
-    """Every engine must take part; one does not even say hello."""
+    """Every engine must take part; one that did does not even say hello any more."""
     trainer = Trainer()
+    trainer.hand_over(1, FakeWeights(1))
     trainer.engines[0].alive = False
-    outcome = trainer.hand_over(1, FakeWeights(1)).outcome
+    trainer.hand_over(2, FakeWeights(2))
+    outcome = trainer.hand_over(3, FakeWeights(3)).outcome
     assert outcome is Outcome.failed, f"{outcome.name} without an engine that was asked for"
 
 
@@ -138,6 +140,16 @@ def progress_keeps_a_state_alive() -> None:
         simulation.at(0.1 * beat, lambda: simulation.driver.progress(simulation.clock.now()))
     seconds = simulation.run().seconds["Broadcasting"]
     assert seconds > 1.0, f"given up after {seconds:.2f} s although it moved"
+
+
+def a_deadline_is_named() -> None:
+    """What ends a state that moves all the while is the deadline of the round."""
+    policy = Policy(deadline=4.0, lease=20.0, idle=0.5)
+    simulation = Simulation(policy=policy, faults=[Fault(Act.broadcast, "hang", bucket=1)])
+    for beat in range(1, 40):
+        simulation.at(0.1 * beat, lambda: simulation.driver.progress(simulation.clock.now()))
+    told = str(simulation.run().error)
+    assert "at the round's deadline" in told, f"nobody knows what ended it: {told}"
 
 
 def an_observers_error_is_its_own() -> None:
@@ -213,18 +225,6 @@ def let_the_last_error_win(patch: Patch) -> None:
     patch.setattr(round_module, "step", step)
 
 
-def undo_oldest_first(patch: Patch) -> None:
-    """The list is a queue."""
-    real = Driver._undo_next
-
-    def undo_next(self: Driver) -> None:
-        self._undo.reverse()
-        real(self)
-        self._undo.reverse()
-
-    patch.setattr(Driver, "_undo_next", undo_next)
-
-
 def remember_the_first_membership(patch: Patch) -> None:
     """Engines are asked who they are once."""
     real = EngineBooks.refresh
@@ -238,47 +238,20 @@ def remember_the_first_membership(patch: Patch) -> None:
 
 def count_the_survivors(patch: Patch) -> None:
     """Who cannot be reached is not asked for."""
-    real = EngineBooks.roster
+    real = Conductor._cast
 
-    def roster(self: EngineBooks) -> Any:
-        out_of_reach = self.unreachable()
-        return {member: link for member, link in real(self).items() if member not in out_of_reach}
+    def cast(self: Conductor, *whom: Any) -> Any:
+        known = real(self, *whom)
+        roster = {member: link for member, link in known.roster.items() if member not in known.lost}
+        return replace(known, roster=roster, quorum=len(roster), lost={})
 
-    patch.setattr(EngineBooks, "roster", roster)
-
-
-def answer_whoever_calls(patch: Patch) -> None:
-    """A call stays open for ever, also when it was given up."""
-    real_call, real_answered = Driver.call, Driver.answered
-    known: dict[int, Any] = {}
-
-    def call(self: Driver, act: Act, **which: Any) -> None:
-        real_call(self, act, **which)
-        known[self._numbers] = self._open[self._numbers]
-
-    def answered(self: Driver, number: int, now: float, **said: Any) -> Any:
-        self._open.setdefault(number, known[number])
-        return real_answered(self, number, now, **said)
-
-    patch.setattr(Driver, "call", call)
-    patch.setattr(Driver, "answered", answered)
+    patch.setattr(Conductor, "_cast", cast)
 
 
 def number_every_round(patch: Patch) -> None:
     """Each round takes the next number, whatever became of the last one."""
     numbers = itertools.count()
-    patch.setattr(WeightSync, "_version_of", lambda self, *_: next(numbers))
-
-
-def leave_out_the_abort(patch: Patch) -> None:
-    """Nobody is asked what it is."""
-    real = Driver._each
-
-    def each(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            real(self, act, engines, limit)
-
-    patch.setattr(Driver, "_each", each)
+    patch.setattr(Conductor, "_version_of", lambda self, *_: next(numbers))
 
 
 def look_away_from_the_stuck(patch: Patch) -> None:
@@ -317,11 +290,6 @@ class Twin:
     words: str
 
 
-def set_to(owner: object, name: str, value: object) -> Callable[[Patch], None]:
-    """Replace one thing."""
-    return lambda patch: patch.setattr(owner, name, value)
-
-
 def only_the_time(self: Driver, now: float) -> None:
     """What ``progress`` does without feeding the idle limit."""
     self._now = now
@@ -352,11 +320,14 @@ TWINS: dict[str, Twin] = {
     "progress ignored": Twin(
         set_to(Driver, "progress", only_the_time), progress_keeps_a_state_alive, "although it moved"
     ),
+    "a deadline is not named": Twin(
+        set_to(Driver, "_which_limit", lambda self: ""), a_deadline_is_named, "what ended it"
+    ),
     "observer error propagates": Twin(propagate, an_observers_error_is_its_own, "silenced the others"),
     "any lock error is a refusal": Twin(
         set_to(answers, "_CLOSED", (LockError,)), an_unsure_lock_service_is_no_evidence, "without evidence"
     ),
-    "nobody is aborted": Twin(leave_out_the_abort, a_pause_that_was_half_applied_is_undone, "are back"),
+    "nobody is aborted": Twin(abort_nobody, a_pause_that_was_half_applied_is_undone, "are back"),
     "a stuck transport is clean": Twin(
         look_away_from_the_stuck, what_is_stuck_is_not_called_clean, "called clean"
     ),
@@ -378,5 +349,7 @@ def test_the_mutant_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     twin = TWINS[name]
     with monkeypatch.context() as patched:
         twin.mutate(patched)
-        with pytest.raises(AssertionError, match=twin.words):
+        with pytest.raises(AssertionError, match=twin.words) as noticed:
             twin.check()
+    words = str(noticed.value).splitlines()[0]
+    print(f"driver > {name} > {twin.check.__name__}: {words}")  # noqa: T201 - who noticed it, and how

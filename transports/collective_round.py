@@ -126,7 +126,7 @@ class CollectiveRound:
     def _wait(
         self, port: Port, doing: str, ready: Callable[[], bool], late: Callable[[], list[int]] = list
     ) -> None:
-        """Wait until it is ``ready``. At the end of the phase, the engines of the ranks ``late`` are lost.
+        """Wait until it is ``ready``. At the end of the phase, whoever left or is ``late`` is lost.
 
         Raises:
             PortClosed: the round moved on.
@@ -143,6 +143,7 @@ class CollectiveRound:
                 return
             left = port.limit - margin
             if left <= 0:
+                self._lose_who_left(port)  # what it said on its way out is more than that it is late
                 for engine in {self.engines[rank]: None for rank in late()}:
                     self.receptions.lose(engine, EngineSilent(f"engine {engine} is late: {doing}"), port)
                 self._refuse_losses(port, doing)
@@ -160,10 +161,14 @@ class CollectiveRound:
     def look(self, port: Port) -> float:
         """Fire new losses. Hands back for how long ranks that left may still say why, in seconds."""
         self.receptions.look(port)
+        return self._lose_who_left(port, _GRACE)
+
+    def _lose_who_left(self, port: Port, grace: float = 0.0) -> float:
+        """Fire the loss of those who left ``grace`` seconds ago. Hands back when the next one is due."""
         pause = 0.0
         for rank, leave in list(self._hub.left.items()) if self._hub is not None else ():
             engine = self.engines[rank]
-            left = leave.since + _GRACE - time.monotonic()
+            left = leave.since + grace - time.monotonic()
             if engine in self.receptions.lost:
                 continue
             if left > 0:

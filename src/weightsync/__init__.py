@@ -13,12 +13,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .engine import receiver_for as receiver_for
+    from .follower import FollowerSync as FollowerSync
     from .fsm.errors import RoundInProgress as RoundInProgress
     from .fsm.errors import SetupError as SetupError
     from .fsm.errors import SyncFailed as SyncFailed
     from .fsm.errors import WeightSyncError as WeightSyncError
     from .fsm.policy import Policy as Policy
     from .fsm.results import EngineRow as EngineRow
+    from .fsm.results import PassedOver as PassedOver
     from .fsm.results import RoundResult as RoundResult
     from .fsm.states import Disposition as Disposition
     from .fsm.states import EngineState as EngineState
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from .handlers.log import StateLog as StateLog
     from .handlers.monitor import HealthWatch as HealthWatch
     from .handlers.progress import Progress as Progress
+    from .handlers.ranks import TrainerRanks as TrainerRanks
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.retention import Retention as Retention
@@ -47,11 +50,13 @@ _HOME = {
     "EngineRow": ".fsm.results",
     "EngineState": ".fsm.states",
     "FileLedger": ".handlers.ledger",
+    "FollowerSync": ".follower",
     "HealthWatch": ".handlers.monitor",
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
     "MemoryTransport": ".transports.memory",
     "Outcome": ".fsm.states",
+    "PassedOver": ".fsm.results",
     "Pending": ".sync",
     "Policy": ".fsm.policy",
     "Progress": ".handlers.progress",
@@ -66,6 +71,7 @@ _HOME = {
     "StateLog": ".handlers.log",
     "SyncFailed": ".fsm.errors",
     "TorchWeights": ".transports.weights",
+    "TrainerRanks": ".handlers.ranks",
     "WeightSync": ".sync",
     "WeightSyncError": ".fsm.errors",
     "ray_engine": ".ray_receiver",

@@ -33,6 +33,7 @@ def receiver_for(
     staged_on: str | None = None,
     rank: int = 0,
     on_commit: Callable[[int], None] | None = None,
+    asleep: Callable[[], bool] | None = None,
     extra_inlets: Mapping[str, InletFactory] | None = None,
     fault: Callable[[str, int], None] | None = None,
 ) -> Receiver:
@@ -46,6 +47,8 @@ def receiver_for(
         staged_on: the device of the staged weights, ``"cpu"`` for example; each tensor's own by default.
         rank: which of the engine's ranks this is.
         on_commit: called with the version when the weights are new and generation is still paused.
+        asleep: whether the engine sleeps now, so that its weights cannot be written: a round without it, or
+            none, is refused before anything moves. Called whenever a trainer asks.
         extra_inlets: receiving halves of transports of your own, by name.
         fault: for tests: called with each point of ``handlers.receiver.FAULT_POINTS`` and a bucket's number.
 
@@ -62,7 +65,7 @@ def receiver_for(
     checks.step_of(_WHERE, "rank", rank)
     extra = {} if extra_inlets is None else extra_inlets
     checks.kind(_WHERE, "extra_inlets", extra, Mapping, "a mapping of names to functions is needed")
-    for name, function in (("on_commit", on_commit), ("fault", fault), *extra.items()):
+    for name, function in (("on_commit", on_commit), ("asleep", asleep), ("fault", fault), *extra.items()):
         if function is not None:
             checks.called(_WHERE, name, function)
     return Receiver(
@@ -73,5 +76,6 @@ def receiver_for(
         digest=digest,
         rank=rank,
         on_commit=on_commit,
+        asleep=asleep,
         fault=fault,
     )

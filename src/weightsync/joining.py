@@ -16,11 +16,11 @@ from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .handlers.ledger import FileLedger, MemoryLedger
-from .handlers.lock import LocalLock, clock_epoch
+from .handlers.lock import LocalLock
 
 __all__ = [
-    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "policy_for", "sort_handlers", "transport_for",
-    "weights_for",
+    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "name_of", "policy_for", "sort_handlers",
+    "transport_for", "weights_for",
 ]  # fmt: skip
 
 _WHERE = "WeightSync"
@@ -67,7 +67,7 @@ def _as_a_link(given: object) -> str:
     return "each one is a RayEngine(actor) or a LocalEngine(receiver)"
 
 
-def policy_for(policy: Policy | None) -> Policy:
+def policy_for(policy: Policy | None, where: str = _WHERE) -> Policy:
     """The policy itself, or the default one.
 
     Raises:
@@ -75,7 +75,7 @@ def policy_for(policy: Policy | None) -> Policy:
     """
     if policy is None:
         return Policy()
-    checks.kind(_WHERE, "policy", policy, Policy, "a Policy is needed, such as Policy(deadline=60)")
+    checks.kind(where, "policy", policy, Policy, "a Policy is needed, such as Policy(deadline=60)")
     return policy
 
 
@@ -105,17 +105,20 @@ def lock_for(lock: LockKeeper | str | None, lease: float) -> LockKeeper:
     """The keeper itself; the Ray actor of that name; or a lock of this process alone.
 
     Raises:
-        SetupError: it is neither a keeper nor a name.
+        SetupError: it is neither a keeper nor a name, or there can be no keeper.
     """
     if lock is None:
-        return LocalLock(lease=lease, epoch=clock_epoch())  # engines may remember an earlier trainer
+        return LocalLock(lease=lease)
     if isinstance(lock, str):
         from .handlers.ray_lock import RayLock
 
-        return RayLock(lock, lease=lease)
+        lock = RayLock(lock, lease=lease)
     if not checks.has(lock, _LOCK):
         needed = "the name of a lock that Ray keeps is needed, or a keeper such as LocalLock()"
         raise checks.refusal(_WHERE, "lock", lock, needed)
+    check = getattr(lock, "check", None)
+    if callable(check):
+        check()
     return lock
 
 
@@ -135,6 +138,12 @@ def ledger_for(ledger: LedgerKeeper | str | Path | None) -> LedgerKeeper:
     if isinstance(ledger, FileLedger):
         ledger.check()
     return ledger
+
+
+def name_of(keeper: LockKeeper | LedgerKeeper) -> str:
+    """How a keeper is called in the log: the same for whoever shares it. One without a name is not told."""
+    name = getattr(keeper, "name", None)
+    return name if isinstance(name, str) else ""
 
 
 def weights_for(model: object, *, snapshot: bool) -> Weights:

@@ -5,7 +5,7 @@ line that is broken is left out and named, and the rest is read; a round that an
 read as far as it can be, and says so. A line becomes the :class:`~.fsm.record.Record` it was written from,
 with every value checked to be of its kind: whoever works with records afterwards need not ask again.
 
-The file is read once, line by line.
+The file is read once, line by line: whole by ``read``, one record after the other by ``stream``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .fsm.errors import LogUnreadable, WeightSyncError
 from .fsm.record import KEYS, SCHEMA, Record
 from .fsm.table import ROUND
 
-__all__ = ["BadLine", "LogEmpty", "LogFile", "RoundLog", "RoundUnknown", "read"]
+__all__ = ["BadLine", "LogEmpty", "LogFile", "RoundLog", "RoundUnknown", "read", "stream"]
 
 LONGEST = 16 * 1024 * 1024
 """A line of more bytes is no line of ours; it is not even taken into memory."""
@@ -120,13 +120,7 @@ def read(path: str | os.PathLike[str]) -> LogFile:
         LogUnreadable: there is no such file, or it cannot be opened.
     """
     name = os.fspath(path)
-    try:
-        with open(name, "rb") as file:  # noqa: PTH123 - a path may be anything that can be opened
-            found = _collect(name, file)
-    except OSError as error:
-        raise LogUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a null byte in the name
-        raise LogUnreadable(f"{name!r} cannot be read: {error}") from error
+    found = _collect(name, stream(name))
     if not found.lines:
         raise LogEmpty(f"{name} is empty")
     if not found.rounds:
@@ -136,24 +130,45 @@ def read(path: str | os.PathLike[str]) -> LogFile:
     return found
 
 
-def _collect(name: str, file: IO[bytes]) -> LogFile:
+def stream(path: str | os.PathLike[str]) -> Iterator[tuple[int, Record | BadLine]]:
+    """The lines that are not empty, each with its number, and nothing of those before.
+
+    Raises:
+        LogUnreadable: there is no such file, or it cannot be opened or read on.
+    """
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:  # noqa: PTH123 - a path may be anything that can be opened
+            for number, line in enumerate(_lines(file), start=1):
+                if line.strip():
+                    yield number, _read(number, line)
+    except OSError as error:
+        raise LogUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a null byte in the name
+        raise LogUnreadable(f"{name!r} cannot be read: {error}") from error
+
+
+def _read(number: int, line: bytes) -> Record | BadLine:
+    try:
+        return _record(line)
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, _what(line, error))
+
+
+def _collect(name: str, found: Iterator[tuple[int, Record | BadLine]]) -> LogFile:
     rounds: dict[str, tuple[int, list[Record]]] = {}
     bad_lines: list[BadLine] = []
     lines = bad = 0
-    for number, line in enumerate(_lines(file), start=1):
-        if not line.strip():
-            continue
+    for number, each in found:
         lines += 1
-        try:
-            record = _record(line)
-        except (ValueError, RecursionError) as error:
-            bad += 1
-            if bad <= NAMED:
-                bad_lines.append(BadLine(number, _what(line, error)))
-        else:
-            rounds.setdefault(record.round, (number, []))[1].append(record)
-    found = (RoundLog(which, first, tuple(records)) for which, (first, records) in rounds.items())
-    return LogFile(name, tuple(found), tuple(bad_lines), bad, lines)
+        if isinstance(each, Record):
+            rounds.setdefault(each.round, (number, []))[1].append(each)
+            continue
+        bad += 1
+        if bad <= NAMED:
+            bad_lines.append(each)
+    logs = (RoundLog(which, first, tuple(records)) for which, (first, records) in rounds.items())
+    return LogFile(name, tuple(logs), tuple(bad_lines), bad, lines)
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from .columns import PLAIN, Column, Paint, clean, grid, shorten
 from .fsm.states import Disposition, Outcome, State
 from .logfile import BadLine, LogFile
+from .loglint import LintedFile
 from .logrows import UNFINISHED, RoundRow, Totals
 
 __all__ = ["bad_line_lines", "path_words", "summary_line", "table_lines", "when"]
@@ -55,7 +56,7 @@ def summary_line(found: Totals) -> str:
     return "; ".join(parts)
 
 
-def bad_line_lines(log: LogFile, width: int | None = None, most: int = 20) -> list[str]:
+def bad_line_lines(log: LogFile | LintedFile, width: int | None = None, most: int = 20) -> list[str]:
     """The lines that could not be read; empty if there are none."""
     if not log.bad:
         return []

@@ -1,6 +1,7 @@
 """A round that was begun: waited for, awaited or cancelled, and over before whoever waits goes on.
 
-``queued``, ``cancelled``, ``started``, ``finished`` and ``stop_and_wait`` are for :mod:`.sync` alone.
+``step``, ``version``, ``done``, ``superseded_by``, ``cancel`` and ``wait`` are for whoever began it; the rest
+is for the ``WeightSync`` alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+from .fsm.contract import Weights
 from .fsm.errors import RoundError
 from .fsm.results import RoundResult
 from .handlers.loop import RoundLoop
@@ -24,9 +26,18 @@ _GLANCE = 0.5
 class Pending:
     """A round that was begun. ``wait`` gives its result; ``cancel`` asks it to stop."""
 
-    def __init__(self, step: int, version: int | None, *, raises: bool) -> None:
+    def __init__(
+        self, step: int, version: int | None, *, raises: bool, number: int = 0, catches_up: bool = False
+    ) -> None:
         self.step = step
         self.version = version
+        self.number = number
+        self.catches_up = catches_up
+        self.weights: Weights | None = None
+        self.begun = False
+        self.superseded_by: Pending | None = None
+        """The hand-over whose weights took the place of these; None if these are sent."""
+        self.replaced: list[Pending] = []
         self._raises = raises
         self._outcome: RoundResult | BaseException | None = None
         # Held for as long as the round is not over. A bare lock, because waiting for anything that is written
@@ -38,6 +49,16 @@ class Pending:
         self.queued = False
         self._loop: RoundLoop | None = None
         self.cancelled: BaseException | None = None
+
+    @property
+    def kind(self) -> str:
+        """What was called, in words."""
+        return "catch up" if self.catches_up else "hand over"
+
+    def where(self) -> tuple[str, str] | None:
+        """The round that runs, and its state; None before it and after it."""
+        loop = self._loop
+        return None if loop is None else (loop.driver.round.facts.round, loop.driver.round.state.name)
 
     @property
     def done(self) -> bool:
@@ -60,11 +81,18 @@ class Pending:
             KeyboardInterrupt: raised again, after the round is Released.
         """
         try:
-            self._hold()
+            self.hold()
         except BaseException as error:
             self.stop_and_wait(error)
             raise
         return self._told()
+
+    async def over(self) -> None:
+        """Wait until the round is over, without a word to it: a cancellation is the caller's own."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        self._when_over(lambda: loop.call_soon_threadsafe(_wake, over))
+        await over
 
     def __await__(self) -> Generator[Any, None, RoundResult]:
         return self._awaited().__await__()
@@ -99,11 +127,11 @@ class Pending:
         while not self.done:
             try:
                 self.cancel(error)
-                self._hold()
+                self.hold()
             except BaseException:  # noqa: BLE001, S112 - the first interrupt is raised by the caller
                 continue
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
         """Until the round is over; with glances, because a signal just before a wait does not end it."""
         while not self.done:
             if self._under_way.acquire(timeout=_GLANCE):

@@ -42,6 +42,7 @@ class RayReceiver(ActorReceiver):
         stages: bool = True,
         staged_on: str | None = None,
         on_commit: Callable[[int], None] | None = None,
+        asleep: Callable[[], bool] | None = None,
         extra_inlets: Mapping[str, InletFactory] | None = None,
         fault: Callable[[str, int], None] | None = None,
     ) -> Receiver:
@@ -55,6 +56,6 @@ class RayReceiver(ActorReceiver):
         name = id if id is not None else ray.get_runtime_context().get_actor_id()
         self.weightsync_receiver = receiver_for(
             held, name or "engine", stages=stages, staged_on=staged_on, on_commit=on_commit,
-            extra_inlets=extra_inlets, fault=fault,
+            asleep=asleep, extra_inlets=extra_inlets, fault=fault,
         )  # fmt: skip
         return self.weightsync_receiver

@@ -7,49 +7,34 @@ the caller, also when the caller is interrupted or cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import queue
 import socket
 import threading
-import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
 
 from .books import EngineBooks, Entry
+from .conductor import Conductor, Stage
 from .fsm import checks
-from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
-from .fsm.driver import Driver
-from .fsm.errors import RoundInProgress, RoundTimedOut, SetupError
-from .fsm.facts import opening
-from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
+from .fsm.contract import EngineLink, Executor, Observer, Transport
+from .fsm.errors import SetupError
+from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
-from .fsm.round import Identity, Round
-from .fsm.states import Outcome
 from .handlers.clock import SystemClock
-from .handlers.crew import Parts
-from .handlers.loop import RoundLoop
+from .handlers.leader import Leader
 from .handlers.observers import Observers
+from .handlers.ranks import TrainerRanks
 from .handlers.workers import Workers
-from .joining import (
-    engines_for,
-    ledger_for,
-    lock_for,
-    policy_for,
-    sort_handlers,
-    transport_for,
-    weights_for,
-)
+from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
 from .pending import Pending
+from .turns import Turns
 
 __all__ = ["Pending", "WeightSync"]
-
-_TAKEN = (StaleVersion, VersionBound)
-_AHEAD = 1 << 6
-"""How far ahead of the newest version a number is chosen at most, when others keep taking the next ones."""
 
 
 class WeightSync:
@@ -64,6 +49,7 @@ class WeightSync:
             lock of this ``WeightSync`` alone.
         ledger: a ledger keeper, or the path of a file that keeps the published version over restarts. By
             default the version is kept in this process only.
+        ranks: this process as rank 0 of a trainer of several ranks; the others use a ``FollowerSync``.
         owner: how this trainer is called in logs and to those who wait for the lock.
 
     Raises:
@@ -79,27 +65,31 @@ class WeightSync:
         handlers: Sequence[Executor | Observer] = (),
         lock: LockKeeper | str | None = None,
         ledger: LedgerKeeper | str | Path | None = None,
+        ranks: TrainerRanks | None = None,
         owner: str | None = None,
     ) -> None:
         self.policy = policy_for(policy)
         if owner is not None:
             checks.text("WeightSync", "owner", owner)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
-        self._books = EngineBooks(engines_for(engines))
+        self._books = EngineBooks(engines_for(engines), self.policy.backoff())
         self._transport = transport_for(transport)
-        self._executors, observers = sort_handlers(handlers)
+        executors, observers = sort_handlers(handlers)
+        self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
-        self._clock = SystemClock()
         self._workers = Workers()
         self._observers = Observers(observers)
-        self._jobs: queue.SimpleQueue[tuple[Pending, int, Weights] | None] = queue.SimpleQueue()
-        self._turn = threading.Lock()
-        self._running = threading.Lock()
-        self._last: Pending | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = self._ended = False
-        self._check()
+        stage = Stage(
+            policy=self.policy, owner=self.owner, books=self._books, transport=self._transport,
+            executors=executors, lock=self._lock, ledger=self._ledger, observers=self._observers,
+            workers=self._workers, clock=SystemClock(),
+        )  # fmt: skip
+        self._turns = Turns(self.policy)
+        self._leader = self._leader_of(ranks)
+        self._turns.run = Conductor(stage, self._turns.numbered, self._leader).run
+        self._closing = threading.Lock()
+        self._ended = False
 
     # -- step hooks ------------------------------------------------------------------------------------------
 
@@ -118,7 +108,7 @@ class WeightSync:
             SetupError: the step is no whole number.
             PlanError: the model has something that cannot be sent.
         """
-        step = checks.step_of("on_step_end", "step", step)
+        step = self._step_of("on_step_end", step)
         if step % self.policy.every:
             return None
         return self._hand_over(step, model)
@@ -137,16 +127,18 @@ class WeightSync:
                 that falls, or that stands for other bytes, is refused before the lock is asked for.
             snapshot: take a private copy of the weights first, so that training may change them meanwhile.
 
+        What happens while another round runs, ``Policy.when_busy`` says.
+
         Raises:
             RoundInProgress: a round is running and the policy refuses a second one.
             SetupError: this ``WeightSync`` is closed, or a number is none.
             PlanError: the model has something that cannot be sent.
         """
-        step = checks.step_of("begin", "step", step)
-        if version is not None:
-            version = checks.step_of("begin", "version", version)
-        pending = Pending(step, version, raises=self.policy.raise_on_failure)
-        self._queue(pending, weights_for(model, snapshot=snapshot))
+        pending = self._turns.pending(self._step_of("begin", step), version)
+        with self._for_all_ranks(pending):
+            if version is not None:
+                pending.version = checks.step_of("begin", "version", version)
+            self._turns.enter(pending, model, snapshot=snapshot)
         return pending
 
     async def round(self, step: int, model: object) -> RoundResult:
@@ -154,7 +146,62 @@ class WeightSync:
 
         Cancelling it stops the round and is raised again once the round is Released.
         """
-        return await self.begin(step, model, snapshot=False)
+        pending = self._turns.pending(self._step_of("round", step))
+        with self._for_all_ranks(pending):
+            try:
+                while (before := self._turns.try_to_enter(pending, model, snapshot=False)) is not None:
+                    await before.over()
+            except BaseException as error:
+                self._turns.leave(pending, error)
+                if pending.queued:  # it was let in just then
+                    pending.cancel(error)
+                    if isinstance(error, asyncio.CancelledError):
+                        with suppress(Exception):
+                            await pending
+                raise
+        return await pending
+
+    # -- membership ------------------------------------------------------------------------------------------
+
+    def add_engine(self, engine: EngineLink) -> None:
+        """Have one more engine from the next round on. It is servable when that round has proved it.
+
+        Raises:
+            SetupError: it is none, there is one of that name, the transport could not reach it or keep the
+                quorum, or this ``WeightSync`` is closed.
+        """
+        (link,) = engines_for([engine])
+        self._check([*self._books.wanted.values(), link])
+        self._books.add(link)
+
+    def remove_engine(self, name: str) -> None:
+        """Do without an engine from the next round on; a router is not to use it from now on.
+
+        A round that runs goes on with it; its link is closed before the next one.
+
+        Raises:
+            SetupError: there is no such engine, it is the last one, or the others are too few for the quorum.
+        """
+        if name in self._books.wanted and len(self._books.wanted) > 1:
+            self._check([link for each, link in self._books.wanted.items() if each != name])
+        self._books.remove(name)
+
+    def catch_up(self, step: int, model: object) -> RoundResult:
+        """Bring every engine that does not hold the published version to it, apart from the others.
+
+        If ``model`` still has the bytes of the published version, the round asks for those engines alone, and
+        the others go on generating. Otherwise, or if nothing is verified, it is a round of all with the next
+        version. An engine that rests after failures is not tried. Waits for the round.
+
+        Args:
+            step: the trainer's step; only logged.
+            model: as for ``on_step_end``.
+
+        Returns:
+            The round's result; ``passed_over`` says so if nobody has to catch up.
+        """
+        step = self._step_of("catch_up", step, "catch up")
+        return self._wait_for(self._turns.catching_up(step), model)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -162,9 +209,9 @@ class WeightSync:
         """The engines a router may use now, with their versions: each was asked if it still is who it was.
 
         Takes at most one engine limit. An engine that is busy with a round counts by its last proven version.
+        One that could not be asked anew since a round was over is left out.
         """
-        self._books.refresh(self.policy.limits().engine, everybody=True)
-        return self._books.servable()
+        return self._books.vouched(self.policy.limits().engine)
 
     def engines(self) -> dict[str, Entry]:
         """What the books say of each engine, without asking anybody."""
@@ -178,16 +225,18 @@ class WeightSync:
 
     def close(self) -> None:
         """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
-        with self._turn:
-            if self._ended:
-                return
-            self._closed = True
-            thread = self._thread
-        if thread is not None:
-            self._jobs.put(None)
-            thread.join()
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
+        if self._ended:
+            return
+        self._books.shut()
+        self._turns.close()
+        if self._leader is not None:
+            self._leader.close()
         self._transport.close()
-        for link in self._books.links.values():
+        for link in self._books.every():
             link.close()
         close = getattr(self._lock, "close", None)  # of a connection; who goes on to use it gets another one
         if close is not None:
@@ -205,136 +254,71 @@ class WeightSync:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Refuse what could not work, before anything moves."""
-        quorum = self.policy.quorum_of(len(self._books.links))
+    def _check(self, engines: Sequence[EngineLink]) -> None:
+        """Refuse what could not work with these engines, before anything moves."""
+        quorum = self.policy.quorum_of(len(engines))
         name = self._transport.name
-        far = [link.id for link in self._books.links.values() if not getattr(link, "in_process", True)]
+        far = [link.id for link in engines if not getattr(link, "in_process", True)]
         if far and not self._transport.capabilities.cross_process:
             raise SetupError(
                 f"transport {name!r} reaches engines in this process only, and engine {far[0]} is in another "
                 "one: use transport='collective'"
             )
-        if quorum < len(self._books.links) and not self._transport.capabilities.survives_loss:
+        if quorum < len(engines) and not self._transport.capabilities.survives_loss:
             raise SetupError(
                 f"transport {name!r} cannot go on without a participant, so a quorum of {quorum} out of "
-                f"{len(self._books.links)} engines would be an empty promise: use "
+                f"{len(engines)} engines would be an empty promise: use "
                 "Policy(on_engine_failure='fail') or a transport that survives a loss"
             )
 
+    def _leader_of(self, ranks: TrainerRanks | None) -> Leader | None:
+        if ranks is None:
+            return None
+        checks.kind(
+            "WeightSync", "ranks", ranks, TrainerRanks, "TrainerRanks(store, 0, world_size) is needed"
+        )
+        if ranks.rank:
+            raise SetupError(f"rank {ranks.rank} follows: give it FollowerSync(ranks, ...), rank 0 leads")
+        if self.policy.when_busy not in ("wait", "block"):
+            raise SetupError(
+                f"Policy(when_busy={self.policy.when_busy!r}) is decided by one rank alone, and would leave "
+                "the others in a wait: use 'wait' or 'block' with ranks"
+            )
+        return Leader(ranks)
+
+    @contextmanager
+    def _for_all_ranks(self, pending: Pending) -> Iterator[None]:
+        """What keeps this rank from a hand-over keeps all of them from it."""
+        try:
+            yield
+        except BaseException as error:
+            if not pending.queued:
+                self._refuse(pending.step, pending.kind, error)
+            raise
+
+    def _step_of(self, where: str, step: object, kind: str = "hand over") -> int:
+        try:
+            return checks.step_of(where, "step", step)
+        except SetupError as error:
+            self._refuse(None, kind, error)
+            raise
+
+    def _refuse(self, step: int | None, kind: str, error: BaseException) -> None:
+        """Tell the other ranks, in turn: what was begun before is not disturbed."""
+        leader = self._leader
+        if leader is not None:
+            self._turns.in_turn(lambda: leader.refuse(step, kind, error))
+
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
-        pending = Pending(step, None, raises=self.policy.raise_on_failure)
+        return self._wait_for(self._turns.pending(step), model)
+
+    def _wait_for(self, pending: Pending, model: object) -> RoundResult:
         try:
-            self._queue(pending, weights_for(model, snapshot=False))
+            with self._for_all_ranks(pending):
+                self._turns.enter(pending, model, snapshot=False)
             return pending.wait()
         except BaseException as error:
             if pending.queued and not pending.done:
                 pending.stop_and_wait(error)
             raise
-
-    def _queue(self, pending: Pending, weights: Weights) -> None:
-        job, put = (pending, pending.step, weights), self._jobs.put
-        with self._turn:
-            if self._closed:
-                raise SetupError("this WeightSync is closed")
-            if self.policy.when_busy == "refuse" and self._last is not None and not self._last.done:
-                raise RoundInProgress(
-                    f"step {pending.step}: a round is in progress, and Policy(when_busy='refuse') does not "
-                    "queue"
-                )
-            if self._thread is None:
-                thread = threading.Thread(target=self._serve, name="weightsync-rounds", daemon=True)
-                thread.start()
-                self._thread = thread
-            # Nothing that an interrupt could come in between stands between these two.
-            pending.queued = True
-            put(job)
-            self._last = pending
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            pending, step, weights = job
-            with self._running:  # also if an interrupted start has left a second thread
-                try:
-                    result = self._attempts(pending, step, weights)
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-                    pending.finished(error)
-                else:
-                    pending.finished(result)
-                    del result  # its error, if it has one, holds frames that hold tensors
-            with self._turn:
-                if self._last is pending:
-                    self._last = None
-            del job, pending, weights
-
-    def _attempts(self, pending: Pending, step: int, weights: Weights) -> RoundResult:
-        """Run the round; a retry is a new round with a fresh membership and a full resend."""
-        attempt = ahead = 1
-        while True:
-            result = self._one(pending, step, attempt, weights, ahead)
-            self._books.settle(result)
-            done = result.outcome is not Outcome.failed  # if not without trouble: the bytes are there
-            if done or pending.cancelled is not None:
-                return result
-            if pending.version is None and isinstance(result.error, _TAKEN) and ahead < _AHEAD:
-                # Another trainer took the number while this one waited for the lock. Those who wait with it
-                # take the next ones: to be done once it has to be further ahead than they are.
-                ahead *= 2
-                continue
-            if attempt >= self.policy.attempts:
-                return result
-            attempt += 1
-
-    def _one(
-        self, pending: Pending, step: int, attempt: int, weights: Weights, ahead: int = 1
-    ) -> RoundResult:
-        limits, begun = self.policy.limits(), self._clock.now()
-        engines = len(self._books.links)
-        self._books.refresh(
-            limits.engine, first=limits.first_contact, spare=engines - self.policy.quorum_of(engines),
-            stopped=lambda: pending.cancelled is not None,
-        )  # fmt: skip
-        begun = max(begun, self._clock.now() - limits.engine)  # a first contact has a limit of its own
-        roster = self._books.roster()
-        version = self._version_of(pending, weights, limits.idle, ahead)
-        limits = replace(limits, forward=limits.forward - (self._clock.now() - begun))
-        facts = opening(
-            round=uuid.uuid4().hex[:12],
-            version=version,
-            roster=roster,
-            quorum=self.policy.quorum_of(len(roster)),
-            inplace=self._books.inplace(),
-            tainted=self._books.tainted(),
-        )
-        identity = Identity(step, attempt, self.owner)
-        opened = Round.open(facts, identity, at=self._clock.now(), wall=self._clock.wall())
-        driver = Driver(opened, limits, [executor.name for executor in self._executors], self._clock)
-        parts = Parts(
-            lock=self._lock, ledger=self._ledger, transport=self._transport, links=roster,
-            executors=self._executors, weights=weights, owner=self.owner, step=step, attempt=attempt,
-            bucket_bytes=self.policy.bucket_bytes, verify=self.policy.verify == "full",
-        )  # fmt: skip
-        loop = RoundLoop(driver, parts, workers=self._workers, observers=self._observers, clock=self._clock)
-        for engine, error in self._books.unreachable().items():
-            loop.lost(engine, error)
-        pending.started(loop)
-        return loop.run()
-
-    def _version_of(self, pending: Pending, weights: Weights, limit: float, ahead: int) -> int:
-        """The number for these weights: the caller's, if the ledger admits it, or a free one."""
-        if pending.version is None:
-            known = (self._ledger.current().newest, self._books.newest())
-            return max((each for each in known if each is not None), default=-1) + ahead
-        try:
-            digest = self._workers.submit(self._digest, weights).result(timeout=limit)
-        except TimeoutError as error:
-            raise RoundTimedOut(f"the weights could not be read within {limit:.3g} s") from error
-        self._ledger.admit(pending.version, digest)
-        return pending.version
-
-    def _digest(self, weights: Weights) -> str:
-        """What a version's number is bound to."""
-        weights.materialize()
-        plan = weights.plan(self.policy.bucket_bytes)
-        return weights.digest() if self.policy.verify == "full" else plan.fingerprint

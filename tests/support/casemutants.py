@@ -8,17 +8,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from weightsync import joining, sync
+import pytest
+
+from breakers import abort_nobody
+from weightsync import books, entries, sync
 from weightsync.books import EngineBooks
 from weightsync.fsm import driver
 from weightsync.fsm.calls import Act
 from weightsync.fsm.driver import Driver
-from weightsync.handlers import reception
+from weightsync.fsm.open_calls import NEVER
+from weightsync.fsm.policy import Policy
+from weightsync.handlers import lock, reception
 from weightsync.handlers.observers import Observers
 from weightsync.handlers.sink import StagingSink
 from weightsync.transports import memory, packing, sources, weights
+from weightsync.transports.collective_round import CollectiveRound
+from weightsync.transports.gloo import Group
 
 __all__ = ["MUTANTS"]
 
@@ -52,34 +60,23 @@ def half_an_update_is_served() -> None:
 
 def books_by_name() -> None:
     """A restarted engine inherits the version of the one that had its name."""
-    heard = EngineBooks._heard
+    heard = entries._heard
 
-    def trusting(self: EngineBooks, name: str, status: Any) -> Any:
-        version = self._entries[name].version
-        known = heard(self, name, status)
-        return known if version is None else type(known)(**{**_fields(known), "version": version})
+    def trusting(entry: books.Entry, status: Any, ours: Any) -> Any:
+        known = heard(entry, status, ours)
+        return known if entry.version is None else replace(known, version=entry.version)
 
-    Changed(EngineBooks, "_heard", trusting)
-
-
-def _fields(entry: Any) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__slots__}
+    Changed(entries, "_heard", trusting)
 
 
 def epochs_from_nothing() -> None:
     """Each trainer begins to count anew."""
-    Changed(joining, "clock_epoch", lambda: 0)
+    Changed(lock, "clock_epoch", lambda: 0)
 
 
 def engines_not_told_to_abort() -> None:
     """Whoever paused is left alone."""
-    each = Driver._each
-
-    def silent(self: Driver, act: Act, engines: Any, limit: float | None = None) -> None:
-        if act is not Act.abort:
-            each(self, act, engines, limit)
-
-    Changed(Driver, "_each", silent)
+    abort_nobody(pytest.MonkeyPatch())
 
 
 def engines_told_twice() -> None:
@@ -158,6 +155,44 @@ def cancellation_not_waited_for() -> None:
     Changed(sync.Pending, "_awaited", hasty)
 
 
+def silence_is_endured() -> None:
+    """An engine may be silent for as long as anything."""
+    limits = Policy.limits
+    Changed(Policy, "limits", lambda self: replace(limits(self), engine=limits(self).forward))
+
+
+def who_left_is_only_late() -> None:
+    """At the end of a phase, nobody asks who has left meanwhile."""
+    lose = CollectiveRound._lose_who_left
+
+    def patient(self: CollectiveRound, port: Any, grace: float = 0.0) -> float:
+        return lose(self, port, grace) if grace else 0.0
+
+    Changed(CollectiveRound, "_lose_who_left", patient)
+
+
+def groups_left_open() -> None:
+    """A group is only forgotten about, by a list that keeps it."""
+    kept: list[Group] = []
+
+    def keep(self: Group) -> None:
+        kept.append(self)
+
+    Changed(Group, "close", keep)
+
+
+def the_end_of_a_lease_is_told_once() -> None:
+    """Although the round has refused to hear of it."""
+    keep = Driver._keep_lease
+
+    def once(self: Driver) -> None:
+        over = self._now >= self._lease_end
+        keep(self)
+        self._lease_end = NEVER if over else self._lease_end
+
+    Changed(Driver, "_keep_lease", once)
+
+
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "buffer_used_again_at_once": (buffer_used_again_at_once, "engines.py::TestB05 -k slowest"),
     "request_taken_for_an_answer": (request_taken_for_an_answer, "engines.py::TestB05 -k took_the_request"),
@@ -174,6 +209,10 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "ties_forgotten": (ties_forgotten, "tensors.py::TestB31 -k memory"),
     "cancellation_swallowed": (cancellation_swallowed, "async.py::TestB39 -k around_a_round"),
     "cancellation_not_waited_for": (cancellation_not_waited_for, "async.py::TestB39 -k cancelled_task"),
+    "silence_is_endured": (silence_is_endured, "waits.py::TestB09 -k begin"),
+    "who_left_is_only_late": (who_left_is_only_late, "waits.py::TestB08 -k b08_a"),
+    "the_end_of_a_lease_is_told_once": (the_end_of_a_lease_is_told_once, "guards.py -k unsettled"),
+    "groups_left_open": (groups_left_open, "leaks.py::TestB34 -k collective"),
 }
 """By name: the change, and which tests of ``test_cases_*`` must notice it."""
 

@@ -46,7 +46,8 @@ def add(commands: Commands) -> None:
         "--inject",
         action="append",
         metavar="FAULT",
-        help="a fault, such as engine-kill@5, bucket-fail@5, hang@5 (the step), or no-sync; may be repeated",
+        help="a fault, such as engine-kill@5, bucket-fail@5, hang@5 (the step), no-sync, or random:SEED for "
+        "such faults on any engine all over the run; may be repeated",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of everything that is drawn at random (0)")
     parser.add_argument("--threads", action="store_true", help="engines in this process instead of Ray")

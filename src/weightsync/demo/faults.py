@@ -4,6 +4,10 @@
     bucket-fail@5   an engine raises while it applies a bucket
     hang@5          an engine hangs while it applies a bucket, for longer than the trainer waits
     no-sync         rounds are withheld after the first one: the engines never learn
+    random:7        faults of the first three kinds on any engine, all over the run, drawn from the seed 7
+
+A drawn fault waits until every engine holds whole weights, so that there is always one to sample with, and
+none comes so late that it could not be made up for.
 
 In threads there is no process to kill: there ``engine-kill`` makes an engine raise as if it were gone.
 """
@@ -11,6 +15,7 @@ In threads there is no process to kill: there ``engine-kill`` makes an engine ra
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import threading
@@ -20,42 +25,97 @@ from typing import Literal
 
 from ..fsm.errors import SetupError
 
-__all__ = ["Arming", "Inject", "parse", "withheld"]
+__all__ = ["Arming", "Inject", "Schedule", "parse", "withheld"]
 
 Kind = Literal["engine-kill", "bucket-fail", "hang"]
 KINDS: tuple[Kind, ...] = ("engine-kill", "bucket-fail", "hang")
 NO_SYNC = "no-sync"
 _WRITTEN = re.compile(r"(?P<kind>[a-z-]+)@(?P<step>\d+)")
+_RANDOM = re.compile(r"random:(?P<seed>\d+)")
+_APART = 4
+"""Steps from one drawn fault to the next: an engine that was killed needs some to come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """One fault, in the round of one step, on the last engine."""
+    """One fault, in the round of one step, on one engine: the last one, unless it was drawn.
+
+    Args:
+        drawn: whether it waits until all engines are whole, and may come some steps later therefore.
+    """
 
     kind: Kind
     step: int
+    engine: int = -1
+    drawn: bool = False
+
+    def __str__(self) -> str:
+        where = f" on engine-{self.engine}" if self.engine >= 0 else ""
+        return f"{self.kind}@{self.step}{where}"
 
 
-def parse(written: Sequence[str], steps: int) -> tuple[Inject, ...]:
+def parse(written: Sequence[str], steps: int, engines: int = 2) -> tuple[Inject, ...]:
     """The faults that were asked for; ``no-sync`` is not among them, see :func:`withheld`.
 
     Raises:
-        SetupError: something that is no fault, or a step the run does not have.
+        SetupError: something that is no fault, or that the run is too small for.
     """
-    found = []
+    found: list[Inject] = []
     for text in written:
         if text == NO_SYNC:
+            continue
+        if drawn := _RANDOM.fullmatch(text):
+            found += _draw(text, int(drawn["seed"]), steps, engines)
             continue
         match = _WRITTEN.fullmatch(text)
         kind = next((kind for kind in KINDS if match and match["kind"] == kind), None)
         if match is None or kind is None:
             known = ", ".join(f"{kind}@STEP" for kind in KINDS)
-            raise SetupError(f"--inject {text}: there are {known} and {NO_SYNC}")
+            raise SetupError(f"--inject {text}: there are {known}, random:SEED and {NO_SYNC}")
         step = int(match["step"])
         if not 1 <= step <= steps:
             raise SetupError(f"--inject {text}: the run has the steps 1 to {steps}")
         found.append(Inject(kind, step))
     return tuple(found)
+
+
+def _draw(text: str, seed: int, steps: int, engines: int) -> list[Inject]:
+    """Each kind at least once, in the first three quarters of the run."""
+    first, last = 2, steps * 3 // 4
+    count = (last - first) // _APART
+    if count < len(KINDS):
+        least = 4 * (len(KINDS) * _APART + first) // 3 + 1
+        raise SetupError(f"--inject {text}: {steps} steps are too few to recover in; at least {least}")
+    if engines < 2:
+        raise SetupError(f"--inject {text}: with one engine nobody samples while it recovers; --engines 2")
+    chance = random.Random(seed)
+    count = min(count, max(len(KINDS), steps // 10))
+    kinds = [*KINDS, *(chance.choice(KINDS) for _ in range(count - len(KINDS)))]
+    chance.shuffle(kinds)
+    places = sorted(chance.sample(range((last - first) // _APART), count))
+    return [
+        Inject(kind, first + place * _APART, chance.randrange(engines), drawn=True)
+        for kind, place in zip(kinds, places, strict=True)
+    ]
+
+
+class Schedule:
+    """The faults of a run, each of which comes once."""
+
+    def __init__(self, faults: Sequence[Inject], steps: int) -> None:
+        self._open, self._last = list(faults), steps - steps // 10 - 2
+
+    def due(self, step: int, *, whole: bool) -> list[Inject]:
+        """What is to go off in the round of this step. ``whole``: every engine holds whole weights."""
+        found = [fault for fault in self._open if not fault.drawn and fault.step == step]
+        drawn = [fault for fault in self._open if fault.drawn and fault.step <= step <= self._last]
+        found += drawn[:1] if whole else []  # one at a time
+        self._open = [fault for fault in self._open if fault not in found]
+        return found
+
+    def missed(self) -> list[Inject]:
+        """What did not come, because the engines did not recover in time."""
+        return list(self._open)
 
 
 def withheld(written: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from ..fsm.results import RoundResult
 from ..fsm.states import Disposition
 from ..handlers.log import StateLog
 from ..sync import WeightSync
-from .faults import Inject, parse, withheld
+from .faults import Inject, Schedule, parse, withheld
 from .grpo import Batch, Learner, Settings, derive_seed
 from .hush import aside
 from .live import History, Lines, summary
@@ -67,10 +67,13 @@ def _train(
     options: Options, settings: Settings, out: Path, lines: Lines, say: Callable[[str], None]
 ) -> tuple[History, float]:
     """What happened, and how long it took. Engines and trainer are gone afterwards, also if it went wrong."""
+    faults = parse(options.inject, settings.steps, options.engines)
     with aside(out / "ray.log"):
         started = time.monotonic()
         crew = _crew(options, settings, say)
         try:
+            if any(fault.drawn for fault in faults):
+                say(f"drawn: {', '.join(str(fault) for fault in faults if fault.drawn)}")
             latest = mark_latest(out)
             also = f" (also as {latest})" if latest else ""
             say(f"ready after {time.monotonic() - started:.1f} s; log: {out / 'state.jsonl'}{also}\n")
@@ -83,7 +86,15 @@ def _train(
                 ledger=out / "ledger.json",
                 owner="demo-trainer",
             ) as sync:
-                training = _Training(crew, sync, settings, inject=options.inject, lines=lines, say=say)
+                training = _Training(
+                    crew,
+                    sync,
+                    settings,
+                    faults=faults,
+                    no_sync=withheld(options.inject),
+                    lines=lines,
+                    say=say,
+                )
                 begun = time.monotonic()
                 history = training.run()
             return history, time.monotonic() - begun
@@ -100,13 +111,13 @@ class _Training:
         sync: WeightSync,
         settings: Settings,
         *,
-        inject: Sequence[str],
+        faults: Sequence[Inject],
+        no_sync: bool,
         lines: Lines,
         say: Callable[[str], None],
     ) -> None:
         self._crew, self._sync, self._settings = crew, sync, settings
-        self._faults: Sequence[Inject] = parse(inject, settings.steps)
-        self._withheld = withheld(inject)
+        self._faults, self._withheld = Schedule(faults, settings.steps), no_sync
         self._lines, self._say = lines, say
         self._learner = Learner(settings)
         self._history = History()
@@ -122,6 +133,8 @@ class _Training:
             self._history.rewards.append(stats.reward)
             result = self._hand_over(step)
             self._say(self._lines.step(step, stats.reward, result))
+        for fault in self._faults.missed():
+            self._say(f"  {fault} did not happen: the engines were not all whole again in time")
         return self._history
 
     def _sample(self, step: int) -> list[Batch]:
@@ -156,20 +169,19 @@ class _Training:
     def _hand_over(self, step: int) -> RoundResult | None:
         if self._withheld:
             return None
-        for fault in self._faults:
-            if fault.step == step:
-                self._arm(fault)
+        whole = len(self._versions()) == len(self._crew.workers)
+        for fault in self._faults.due(step, whole=whole):
+            self._arm(fault)
         result = self._sync.on_step_end(step, self._learner.model)
         if result is not None:
             self._note(step, result)
         return result
 
     def _arm(self, fault: Inject) -> None:
-        worker = self._crew.workers[-1]
         try:
-            worker.arm(fault.kind)
+            self._crew.workers[fault.engine].arm(fault.kind)
         except EngineError as error:  # an earlier fault has it down
-            self._say(f"      {fault.kind}@{fault.step} is left out: {error}")
+            self._say(f"      {fault} is left out: {error}")
 
     def _note(self, step: int, result: RoundResult) -> None:
         """Keep the result, and compare what the engines really sample with."""

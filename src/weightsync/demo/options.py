@@ -48,7 +48,7 @@ def checked(options: Options) -> Settings:
         settings = replace(settings, steps=options.steps)
     _check_engines(options, settings)
     _check_transport(options)
-    parse(options.inject, settings.steps)
+    parse(options.inject, settings.steps, options.engines)
     return settings
 
 

@@ -1,1 +1,1 @@
-"""What tests of users and our own stand on: a hand-turned clock, and a simulated world around the driver."""
+"""What tests of users and our own stand on: a simulated world around the driver, and the conformance kit."""

@@ -13,12 +13,12 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..fsm.contract import EngineStatus, Ticket
+from ..fsm.contract import EngineStatus, InletFactory, Ticket
 from ..fsm.engine import Answer
 from ..fsm.engine_table import Session
 from ..fsm.errors import EngineGone
@@ -43,18 +43,24 @@ def limit_descriptors(more: int | None) -> None:
 
 
 class EngineProcess:
-    """An engine of one rank in a process of its own. It can be told to receive, as any link can."""
+    """An engine of one rank in a process of its own. It can be told to receive, as any link can.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: the engine's.
+        inlets: the receiving halves, functions that the process can import; those of the library by default.
+    """
+
+    def __init__(self, name: str, inlets: Mapping[str, InletFactory] | None = None) -> None:
         self.id = name
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(name, theirs), name=name, daemon=True)
+        self._process = context.Process(target=_serve, args=(name, theirs, inlets), name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._numbers = itertools.count()
         self._open: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
+        self.reception: Future[tuple[Receipt, ...]] | None = None
         self._ready: Future[Any] = self._expect(-1)
         threading.Thread(target=self._hear, name=f"{name}-answers", daemon=True).start()
 
@@ -85,7 +91,13 @@ class EngineProcess:
 
     def receive(self, session: Session, ticket: Ticket) -> Future[tuple[Receipt, ...]]:
         """Let it receive."""
-        return self.ask("receive", session, ticket)
+        self.reception = self.ask("receive", session, ticket)
+        return self.reception
+
+    def freeze(self, stop: bool) -> None:  # noqa: FBT001 - said by position, as the signals are
+        """Stop the process where it is, or let it go on."""
+        if self._process.pid is not None:
+            os.kill(self._process.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process, whatever it does."""
@@ -139,9 +151,9 @@ class EngineProcess:
             self._open.pop(number).set_exception(EngineGone(f"the process of engine {self.id} is dead"))
 
 
-def _serve(name: str, pipe: Connection) -> None:
+def _serve(name: str, pipe: Connection, inlets: Mapping[str, InletFactory] | None) -> None:
     """The process: orders are carried out one after the other; receiving goes on beside them."""
-    orders = _Orders(name)
+    orders = _Orders(name, inlets)
     lock = threading.Lock()
 
     def carry_out(number: int, order: str, args: tuple[Any, ...]) -> None:
@@ -168,11 +180,11 @@ def _serve(name: str, pipe: Connection) -> None:
 class _Orders:
     """What a test can ask of the process besides what an engine does."""
 
-    def __init__(self, name: str) -> None:
-        from .small_engine import SmallEngine
+    def __init__(self, name: str, inlets: Mapping[str, InletFactory] | None) -> None:
+        from .small_engine import INLETS, SmallEngine
 
-        self._engine = SmallEngine(name, fault=self._fault)
-        self._planned: tuple[str, int] | None = None
+        self._engine = SmallEngine(name, fault=self._fault, at=self._fault, inlets=inlets or INLETS)
+        self._planned: tuple[str, int | str] | None = None
         self._released = threading.Event()
 
     def find(self, order: str) -> Callable[..., Any]:
@@ -183,9 +195,12 @@ class _Orders:
         """As an engine of one rank."""
         return (self._engine.receive(session, ticket),)
 
-    def plan_fault(self, kind: str | None, bucket: int = 0) -> None:
-        """Let the next reception ``raise``, ``hang`` or be killed (``kill``) at a bucket."""
-        self._planned = (kind, bucket) if kind else None
+    def plan_fault(self, kind: str | None, at: int | str = 0) -> None:
+        """Let the next reception ``raise``, ``hang``, ``wait``, ``spoil`` or ``kill`` at a bucket or a point.
+
+        After a ``hang`` it raises, after a ``wait`` it goes on.
+        """
+        self._planned = (kind, at) if kind else None
         self._released.clear()
 
     def state(self) -> str:
@@ -197,22 +212,8 @@ class _Orders:
         return self._planned is None
 
     def release(self) -> None:
-        """End a ``hang``."""
+        """End a ``hang`` or a ``wait``."""
         self._released.set()
-
-    def content(self) -> dict[str, Any]:
-        """The tensors that it serves: name to (dtype, shape, bytes)."""
-        from ..transports.octets import flat
-
-        described = {}
-        for name, tensor in self._engine.tensors.items():
-            octets = flat(tensor.contiguous())
-            described[name] = (
-                str(tensor.dtype),
-                tuple(tensor.shape),
-                b"" if octets is None else octets.tobytes(),
-            )
-        return described
 
     def gauge(self) -> tuple[int, int]:
         """How many descriptors and threads the process has."""
@@ -222,12 +223,15 @@ class _Orders:
         """Allow the process so many descriptors more than it has."""
         limit_descriptors(more)
 
-    def _fault(self, bucket: int) -> None:
-        if self._planned is None or self._planned[1] != bucket:
+    def _fault(self, at: int | str) -> None:
+        if self._planned is None or self._planned[1] != at:
             return
         kind, self._planned = self._planned[0], None
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "hang":
+        if kind == "spoil":
+            self._engine.spoil()
+        if kind in ("hang", "wait"):
             self._released.wait()
-        raise RuntimeError(f"injected at bucket {bucket}: {kind}")
+        if kind in ("raise", "hang"):
+            raise RuntimeError(f"injected at {at if isinstance(at, str) else f'bucket {at}'}: {kind}")

@@ -26,7 +26,7 @@ from ..fsm.engine_table import (
     Session,
     ViewClosed,
 )
-from ..fsm.errors import EngineGone, IllegalEvent, TransportError
+from ..fsm.errors import EngineAsleep, EngineGone, IllegalEvent, TransportError
 from ..fsm.plan import Plan, make_plan, spec
 from ..fsm.receipt import Expectation, Participant, Receipt
 
@@ -117,7 +117,8 @@ class FakeEngine:
         self.bad: dict[str, Bent] = {}
         self.words: list[str] = []
         self.content: dict[str, bytes] = {}
-        self.alive = True
+        self.alive, self.asleep = True, False
+        self.ranks: int | None = None  # as the trainer declares it
         self._lives = 0
         self.machine = EngineMachine(name, stages=stages, incarnation="0")
         self._receipts: dict[Session, Future[tuple[Receipt, ...]]] = {}
@@ -133,7 +134,10 @@ class FakeEngine:
     def hello(self) -> Future[EngineStatus]:
         """What it is."""
         facts = self.machine.facts
-        status = EngineStatus(self.id, facts.incarnation, 1, facts.stages, self.machine.state, facts.version)
+        status = EngineStatus(
+            self.id, facts.incarnation, 1, facts.stages, self.machine.state, facts.version,
+            epoch=facts.seen, asleep=self.asleep,
+        )  # fmt: skip
         return self._say("hello", lambda: status)
 
     def open(
@@ -181,6 +185,8 @@ class FakeEngine:
     def _opened(self, session: Session, incarnation: str, expected: Expectation) -> None:
         if incarnation != self.machine.facts.incarnation:
             raise EngineGone(f"engine {self.id} was started anew")
+        if self.asleep:
+            raise EngineAsleep(f"engine {self.id} is asleep")
         self.machine.fire(Opened(session, expected))
         self._incoming = {}
 

@@ -14,6 +14,7 @@ from ..fsm.receipt import Participant
 from ..fsm.record import Record
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
+from ..fsm.setting import Setting
 from ..fsm.states import Disposition, EngineState
 from ..fsm.tickets import Granted
 from ..handlers.clock import SystemClock
@@ -55,7 +56,7 @@ class Scene:
         self, policy: Policy | None = None, clock: Clock | None = None, observers: Sequence[Any] = ()
     ) -> None:
         self.policy = policy or Policy(deadline=3.0, lease=2.0)
-        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease, epoch=0), MemoryLedger()
         self.workers = Workers()
         self.engines = [FakeEngine("a"), FakeEngine("b")]
         self.transport, self.weights = FakeTransport(), FakeWeights(1)
@@ -75,7 +76,9 @@ class Scene:
             round=f"r{self.version}", version=self.version, roster=links,
             quorum=self.policy.quorum_of(len(links)),
         )  # fmt: skip
-        round = Round.open(facts, Identity(1, 1, "me"), at=self.clock.now(), wall=self.clock.wall())
+        setting = Setting("me", self.lock.name, self.ledger.name, self.policy.limits())
+        now, wall = self.clock.now(), self.clock.wall()
+        round = Round.open(facts, Identity(1, 1, "me"), at=now, wall=wall, setting=setting)
         driver = Driver(round, self.policy.limits(), ["x", "y"], self.clock)
         parts = Parts(
             lock=self.lock, ledger=self.ledger, transport=self.transport, links=links,
@@ -124,7 +127,7 @@ class Trainer:
     def __init__(self, policy: Policy | None = None, handlers: Sequence[Any] = (), **options: Any) -> None:
         self.policy = policy or Policy(deadline=3.0, lease=2.0)
         self.engines, self.transport = [FakeEngine("a"), FakeEngine("b")], FakeTransport()
-        self.lock, self.ledger = LocalLock(lease=self.policy.lease), MemoryLedger()
+        self.lock, self.ledger = LocalLock(lease=self.policy.lease, epoch=0), MemoryLedger()
         self.records: list[Record] = []
         values: dict[str, Any] = {"lock": self.lock, "ledger": self.ledger, "owner": "me", **options}
         self.sync = WeightSync(

@@ -1,12 +1,24 @@
-"""The lock of a simulated round: a real ``LockBook``, and the questions that stand before it."""
+"""The lock as one simulated round sees it: it asks the keeper, and asks again while it waits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ..fsm.calls import Act, Call
-from ..fsm.lock import LockBook
-from ..fsm.tickets import Closed, Granted, Notice, Renewed, Ticket, TicketClosed, Waiting, answer_to
+from ..fsm.errors import LockError
+from ..fsm.tickets import (
+    Closed,
+    Granted,
+    NotHolder,
+    Notice,
+    Renewed,
+    StaleEpoch,
+    Ticket,
+    TicketClosed,
+    UnknownTicket,
+    Waiting,
+    answer_to,
+)
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -15,7 +27,7 @@ __all__ = ["SimulatedLock"]
 
 
 class SimulatedLock:
-    """Takes one round's calls to the book of its world.
+    """Takes one round's calls to the keeper of its world.
 
     Args:
         simulation: the round's.
@@ -26,74 +38,95 @@ class SimulatedLock:
         name = simulation.name
         self._simulation = simulation
         self._world = simulation.world
-        self._ticket = Ticket(f"t-{name}", "trainer", name)
+        self._keeper = simulation.world.keeper
+        self.ticket = Ticket(f"t-{name}", simulation.owner, name)
         self._rival = Ticket(f"rival-{name}", "rival", "theirs")
-        self._question: tuple[Call, float] | None = None
+        self.asking = False
         if rival:
             self._compete(rival)
 
-    def work(self, call: Call, asked: float) -> None:
-        """Carry out a call that was sent at ``asked``."""
+    def work(self, call: Call, asked: float, epoch: int) -> None:
+        """Carry out a call that was sent at ``asked``, in this epoch."""
         match call.act:
             case Act.acquire:
                 self._acquire(call, asked)
             case Act.renew:
-                self._renew(call, asked)
+                self._renew(call, asked, epoch)
             case _:
-                self._release(call)
+                self._release(call, epoch)
 
     def stop_asking(self) -> None:
         """Nobody waits for the lock any more: the release was sent."""
-        self._question = None
+        self.asking = False
+        self._keeper.forget(self.ticket.id)
+
+    # -- at the keeper ---------------------------------------------------------------------------------------
 
     def _acquire(self, call: Call, asked: float) -> None:
-        self._question = (call, asked)
-        self._told(call, self._move(self._world.book.request(self._ticket, self._now)))
-        self._simulation.at(self._third, lambda: self._ask_again(call))
+        self._stand(call, asked)
+        self._told(call, self._keeper.move(self._world.book.request(self.ticket, self._now)))
 
-    def _ask_again(self, call: Call) -> None:
-        """A question stands for a third of a lease, then it is asked anew."""
-        if self._question is None:
-            return
-        self._question = (call, self._now)
-        self._told(call, self._move(self._world.book.poll(self._ticket.id, self._now)))
-        self._simulation.at(self._third, lambda: self._ask_again(call))
+    def _poll(self, call: Call, asked: float) -> None:
+        try:
+            self._stand(call, asked)
+            self._told(call, self._keeper.move(self._world.book.poll(self.ticket.id, self._now)))
+        except LockError as error:
+            self.stop_asking()
+            self._simulation.answer(call, error=error)
+
+    def _stand(self, call: Call, asked: float) -> None:
+        def answer(granted: Granted) -> None:
+            self.asking = False
+            self._simulation.answer(call, (granted.epoch, granted.end(asked)))
+
+        if self.asking:
+            self._keeper.stand(self.ticket.id, answer)
 
     def _told(self, call: Call, notices: tuple[Notice, ...]) -> None:
         """A ticket that is over is an error; one that waits is told who holds the lock."""
-        answer = answer_to(self._ticket.id, notices)
+        answer = answer_to(self.ticket.id, notices)
         if isinstance(answer, Closed):
-            self._question = None
-            self._simulation.answer(call, error=TicketClosed(f"{self._ticket} is over"))
+            self.stop_asking()
+            self._simulation.answer(call, error=TicketClosed(f"{self.ticket} is over"))
         elif isinstance(answer, Waiting):
-            self._simulation.soon(lambda: self._simulation.waits(answer))
+            self._simulation.told(f"{call}: waiting", lambda: self._waits(call, answer))
 
-    def _renew(self, call: Call, asked: float) -> None:
-        epoch = self._simulation.round.facts.epoch
-        notices = self._move(self._world.book.renew(self._ticket.id, epoch, self._now))
+    def _renew(self, call: Call, asked: float, epoch: int) -> None:
+        notices = self._keeper.move(self._world.book.renew(self.ticket.id, epoch, self._now))
         renewed = next(notice for notice in notices if isinstance(notice, Renewed))
         self._simulation.answer(call, renewed.end(asked))
 
-    def _release(self, call: Call) -> None:
-        epoch, book = self._simulation.round.facts.epoch, self._world.book
-        if epoch:
-            self._move(book.release(self._ticket.id, epoch, self._now))
-        else:
-            self._move(book.cancel(self._ticket, self._now))
+    def _release(self, call: Call, epoch: int) -> None:
+        book = self._world.book
+        try:
+            if epoch:
+                self._keeper.move(book.release(self.ticket.id, epoch, self._now))
+            else:
+                self._keeper.move(book.cancel(self.ticket, self._now))
+        except (UnknownTicket, TicketClosed):
+            pass  # each of these proves that this ticket does not hold the lock
+        except (NotHolder, StaleEpoch):
+            self._keeper.move(book.cancel(self.ticket, self._now))
         self._simulation.answer(call)
 
-    def _move(self, moved: tuple[LockBook, tuple[Notice, ...]]) -> tuple[Notice, ...]:
-        """Take a move of the book over; the question that stands is answered if the lock was granted."""
-        self._world.book, notices = moved
-        holder = self._world.book.holder
-        if self._question and holder and holder.ticket == self._ticket:
-            (call, asked), self._question = self._question, None
-            granted = Granted(holder.epoch, holder.until - self._now, self._ticket, waited=self._now - asked)
-            self._simulation.answer(call, (granted.epoch, granted.end(asked)))
-        return notices
+    # -- at the trainer --------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """The request is on its way."""
+        self.asking = True
+
+    def _waits(self, call: Call, answer: Waiting) -> None:
+        """Not yet: the question stands for a third of a lease, then it is asked anew."""
+        self._simulation.alarm(self._third, f"{call}: ask again", lambda: self._ask_again(call))
+        self._simulation.waits(answer)
+
+    def _ask_again(self, call: Call) -> None:
+        asked = self._now
+        if self.asking:
+            self._simulation.say("lock", f"{call}: wait", lambda: self._poll(call, asked))
 
     def _compete(self, seconds: float) -> None:
-        self._move(self._world.book.request(self._rival, self._now))
+        self._keeper.move(self._world.book.request(self._rival, self._now))
         for beat in range(1, int(seconds / self._third) + 1):
             self._simulation.at(beat * self._third, lambda: self._rival_does("renew"))
         self._simulation.at(seconds, lambda: self._rival_does("release"))
@@ -101,7 +134,7 @@ class SimulatedLock:
     def _rival_does(self, what: str) -> None:
         holder = self._world.book.holder
         if holder and holder.ticket == self._rival:
-            self._move(getattr(self._world.book, what)(self._rival.id, holder.epoch, self._now))
+            self._keeper.move(getattr(self._world.book, what)(self._rival.id, holder.epoch, self._now))
 
     @property
     def _now(self) -> float:

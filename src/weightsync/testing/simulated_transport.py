@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from ..fsm import events as e
 from ..fsm.calls import Act, Call
-from ..fsm.engine_table import AllApplied, FrameSeen, Session, ViewClosed
+from ..fsm.engine_table import Session
 from ..fsm.errors import EngineError, EngineGone, PortClosed, StaleSession, TransportError, WeightSyncError
 from ..fsm.facts import Facts
-from ..fsm.receipt import Participant
+from ..fsm.receipt import Participant, Receipt
 from ..fsm.states import EngineState, State
-from .world import Fault, Injected, Partner, end_session
+from .partner import Partner, end_session
+from .world import Fault, Injected
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["SimulatedTransport"]
 
 _TALKING = (State.Broadcasting, State.Awaiting)
+_LETTING_GO = 0.001
+"""Seconds from the last bucket until a rank has let go of the transfer buffer."""
 
 
 class SimulatedTransport:
@@ -29,6 +32,7 @@ class SimulatedTransport:
         self._sending: Call | None = None
         self._collecting: Call | None = None
         self._arrivals: dict[Participant, float] = {}
+        self.receipts: dict[Participant, Receipt] = {}
 
     def work(self, call: Call) -> None:
         """Carry out ``call``."""
@@ -42,6 +46,11 @@ class SimulatedTransport:
                 self._abort(call)
             case _:
                 self._simulation.answer(call)
+
+    def key(self) -> tuple[object, ...]:
+        """What decides how it goes on."""
+        calls = [call and call.number for call in (self._sending, self._collecting)]
+        return (*calls, frozenset(self.receipts), tuple(sorted(self._arrivals.items())))
 
     def look(self) -> None:
         """What a transport does when its port wakes it: ``collect`` returns when the round moved on."""
@@ -69,7 +78,7 @@ class SimulatedTransport:
             for participant in sorted(self._facts.remaining):
                 self._post(participant, index)
             self._simulation.hear(e.BucketSent(index), State.Broadcasting)
-            self._simulation.soon(lambda: self._send(index + 1))
+            self._simulation.told(f"send bucket {index + 1}", lambda: self._send(index + 1), local=True)
 
     def _sent(self, call: Call, error: BaseException | None) -> None:
         self._sending = None
@@ -80,7 +89,16 @@ class SimulatedTransport:
         now, session = self._simulation.clock.now(), self._simulation.session
         at = max(self._arrivals.get(participant, 0.0), now + self._simulation.wire())
         self._arrivals[participant] = at
-        self._simulation.at(at - now, lambda: self._arrive(participant, index, session))
+        whose = f"{self._simulation.name} frame {index} to {participant}"
+        self._simulation.at(
+            at - now,
+            lambda: self._arrive(participant, index, session),
+            to=participant.id,
+            label=whose,
+            link=f"{self._simulation.name} frames to {participant}",
+            refuse=lambda: self._fail(participant, index, session),
+            spoil=lambda: self._spoil(participant, index, session),
+        )
 
     def _abort(self, call: Call) -> None:
         """Wake whoever is stuck."""
@@ -94,57 +112,89 @@ class SimulatedTransport:
     def _arrive(self, participant: Participant, index: int, session: Session) -> None:
         """A frame arrives at an engine, which answers with an error frame if it cannot take it."""
         partner, fault = self._met(Act.broadcast, participant, index)
+        if fault and fault.kind == "raise" and partner.alive:
+            self._fail(participant, index, session)
+            return
         try:
             self._take(partner, index, session, fault)
         except StaleSession:
             return  # a frame that comes after the end of its session, as its sender knows
         except WeightSyncError as error:
-            self._simulation.soon(lambda error=error: self._lost(participant, error))  # type: ignore[misc]
-        if partner.machine.state is EngineState.Acked and self._collecting:
-            self._simulation.soon(lambda: self._receipt(participant))
+            self._tell_loss(participant, error)
+        if partner.machine.state is EngineState.Acked:
+            self._prove(participant, partner, session)
+        elif partner.machine.state is EngineState.Releasing:
+            self._simulation.at(
+                _LETTING_GO, lambda: self._let_go(participant, partner, session),
+                to=participant.id, label=f"{self._simulation.name}: {participant} lets go", alarm=True,
+            )  # fmt: skip
 
     def _take(self, partner: Partner, index: int, session: Session, fault: Fault | None) -> None:
-        machine, plan = partner.machine, self._simulation.plan
+        machine = partner.machine
         if not partner.alive:
             raise EngineGone(f"engine {machine.facts.engine} is dead")
-        if fault and fault.kind == "raise":
-            end_session(machine, session)
-            raise EngineError(f"engine {machine.facts.engine} fails at bucket {index}")
         if fault and fault.kind in ("hang", "lost"):
             partner.deaf = session
         if fault and fault.kind == "corrupt":
             partner.spoilt = session
-        if partner.deaf == session:
+        if partner.deaf != session:
+            partner.frame(session, index, self._simulation.plan)
+
+    def _fail(self, participant: Participant, index: int, session: Session) -> None:
+        """The receiver cannot take a bucket: it ends the session, and says so in an error frame."""
+        partner = self._partner(participant)
+        end_session(partner.machine, session)
+        self._tell_loss(participant, EngineError(f"engine {participant} fails at bucket {index}"))
+
+    def _spoil(self, participant: Participant, index: int, session: Session) -> None:
+        """Other bytes arrive than were sent."""
+        self._partner(participant).spoilt = session
+        self._arrive(participant, index, session)
+
+    def _let_go(self, participant: Participant, partner: Partner, session: Session) -> None:
+        if not partner.alive:
             return
-        machine.fire(FrameSeen(session, index))
-        if index + 1 == plan.buckets:
-            machine.fire(AllApplied(session))
-            digest = "other bytes" if partner.spoilt == session else plan.digest
-            machine.fire(ViewClosed(session, plan.tensors, plan.bytes, digest))
+        try:
+            partner.close_view(session, self._simulation.plan)
+        except WeightSyncError:
+            return  # the session was ended meanwhile
+        self._prove(participant, partner, session)
+
+    def _prove(self, participant: Participant, partner: Partner, session: Session) -> None:
+        """A rank that has come to Acked sends its receipt."""
+        try:
+            receipt = partner.machine.receipt(session)
+        except WeightSyncError:
+            return  # of another session
+        self._simulation.told(f"receipt of {participant}", lambda: self._keep(participant, receipt))
+
+    def _tell_loss(self, participant: Participant, error: WeightSyncError) -> None:
+        what = f"loss of {participant}: {error}"
+        self._simulation.told(what, lambda: self._lost(participant, error))
 
     # -- receipts --------------------------------------------------------------------------------------------
 
     def _collect(self, call: Call) -> None:
         self._collecting = call
-        for participant in sorted(self._facts.remaining):
-            if self._partner(participant).machine.state is EngineState.Acked:
-                self._simulation.soon(lambda p=participant: self._receipt(p))  # type: ignore[misc]
+        for participant in sorted(self._facts.remaining & self.receipts.keys()):
+            self._hear(participant)
 
-    def _receipt(self, participant: Participant) -> None:
+    def _keep(self, participant: Participant, receipt: Receipt) -> None:
+        """A receipt has arrived; before ``collect`` it waits to be collected."""
+        self.receipts[participant] = receipt
+        self._hear(participant)
+
+    def _hear(self, participant: Participant) -> None:
         if self._collecting is None:
             return
         partner, fault = self._met(Act.collect, participant)
         if fault and fault.kind in ("hang", "lost"):
-            return
-        try:
-            if not partner.alive:
-                raise EngineGone(f"engine {participant.id} is dead")
-            if fault:
-                raise EngineError(f"no receipt from {participant.id}")
-            receipt = partner.machine.receipt(self._simulation.session)
-        except WeightSyncError as error:
-            self._lost(participant, error)
+            del self.receipts[participant]
+        elif fault:
+            gone = f"no receipt from {participant.id}"
+            self._lost(participant, EngineError(gone) if partner.alive else EngineGone(gone))
         else:
+            receipt = self.receipts[participant]
             self._simulation.hear(e.EngineAcked(participant, (receipt,)), State.Awaiting)
 
     def _met(

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..fsm import events as e
 from ..fsm.calls import ENGINE_ACTS, LOCK_ACTS, TRANSPORT_ACTS, Act, Call
 from ..fsm.driver import Driver
 from ..fsm.engine import Answer
-from ..fsm.engine_table import CommitOrdered, EngineFacts, Opened, ResumeOrdered, Session
+from ..fsm.engine_table import EngineFacts, Opened, ResumeOrdered, Session
 from ..fsm.errors import EngineGone, WeightSyncError
 from ..fsm.facts import opening
 from ..fsm.policy import Policy
 from ..fsm.receipt import Expectation
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
+from ..fsm.setting import Setting
 from ..fsm.states import State
 from ..fsm.tickets import Waiting
 from .clock import HandClock
+from .partner import Partner, end_session
 from .simulated_lock import SimulatedLock
 from .simulated_transport import SimulatedTransport
-from .world import Fault, Injected, Misfortunes, Partner, World, end_session
+from .world import Fault, Injected, Misfortunes, World
 
 __all__ = ["Fault", "Injected", "Simulation", "run_together"]
+
+_LEDGER_ACTS = frozenset({Act.bind, Act.publish, Act.ask})
 
 
 class Simulation:
@@ -48,6 +53,9 @@ class Simulation:
         version: of the weights; by default the next one the ledger has free.
         content: of the weights; two rounds with the same content hand over the same bytes.
         earlier: the simulation of the round before, whose world goes on.
+        owner: whose round it is; a trainer remembers what became of its own rounds.
+        steady: every message takes the same time, and nothing is drawn by lot.
+        world: the world it goes on in, instead of that of ``earlier``.
     """
 
     def __init__(
@@ -65,18 +73,23 @@ class Simulation:
         version: int | None = None,
         content: str | None = None,
         earlier: Simulation | None = None,
+        owner: str = "trainer",
+        steady: bool = False,
+        world: World | None = None,
     ) -> None:
         self.policy = policy or Policy(deadline=4.0, lease=2.0)
-        self.world: World = earlier.world if earlier else World.of(engines, inplace, self.policy.lease)
+        if world is None:
+            world = earlier.world if earlier else World.of(engines, inplace, self.policy.lease)
+        self.world: World = world
         self.world.rounds += 1
-        self.name = f"r{self.world.rounds}"
+        self.name, self.owner = f"r{self.world.rounds}", owner
         self.faults = Misfortunes(faults)
         self.log: list[str] = []
         self.began = self._now
         self.before = self._looked()
         self.at_release: list[tuple[Call, ...]] = []
         self._random = random.Random(seed)  # noqa: S311 - keeps no secret
-        self._jitter = jitter
+        self._jitter, self._steady = jitter, steady
         self._asked: dict[int, tuple[Call, float]] = {}
         self._mute: set[int] = set()
         if version is None:
@@ -87,21 +100,23 @@ class Simulation:
         self.round = self._opened(version)
         names = [f"x{number}" for number in range(executors)]
         self.driver = Driver(self.round, self.policy.limits(), names, self.clock)
-        self._lock = SimulatedLock(self, rival)
-        self._transport = SimulatedTransport(self)
+        self.lock = SimulatedLock(self, rival)
+        self.transport = SimulatedTransport(self)
 
     def _opened(self, version: int) -> Round:
-        roster, world = self.world.roster(), self.world
+        roster, world = self.world.roster(self.owner), self.world
+        tainted = world.memory(self.owner).tainted
         facts = opening(
             round=self.name,
             version=version,
             roster=roster,
             quorum=self.policy.quorum_of(len(roster)),
             inplace=[member for member in roster if member.id in world.inplace],
-            tainted=[member for member in roster if member.id in world.tainted],
+            tainted=[member for member in roster if member.id in tainted],
         )
-        identity = Identity(step=world.rounds, owner="trainer")
-        return Round.open(facts, identity, at=self.clock.now(), wall=self.clock.wall())
+        identity = Identity(step=world.rounds, owner=self.owner)
+        setting = Setting(identity.owner, "the lock", "the ledger", self.policy.limits())
+        return Round.open(facts, identity, at=self.clock.now(), wall=self.clock.wall(), setting=setting)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -115,7 +130,7 @@ class Simulation:
         """Begin the round; of an engine that did not say who it is the loss is told at once."""
         self.began = self._now
         self._do(self.driver.start(self._now))
-        for name in self.world.unreachable():
+        for name in self.world.unreachable(self.owner):
             gone = next(member for member in self.round.facts.roster if member.id == name)
             self.hear(e.EngineLost(gone, EngineGone(f"engine {name} did not say hello")))
 
@@ -128,16 +143,26 @@ class Simulation:
         """Let messages that are still under way arrive, leases end, and engines reach their own limits."""
         self.world.settle()
 
-    def at(self, delay: float, action: Callable[[], None]) -> None:
-        """Have ``action`` happen in ``delay`` seconds."""
-        self.world.at(delay, action)
+    def at(self, delay: float, action: Callable[[], None], **what: Any) -> None:
+        """Have ``action`` happen in ``delay`` seconds; see :class:`~.world.Message` for the rest."""
+        self.world.at(delay, action, **what)
 
-    def soon(self, action: Callable[[], None]) -> None:
-        """Have ``action`` happen when a message that leaves now arrives."""
-        self.at(self.wire(), action)
+    def say(self, to: str, label: str, action: Callable[[], None], **what: Any) -> None:
+        """A message leaves the trainer; ``action`` is what happens when it arrives."""
+        self.at(self.wire(), action, to=to, label=f"{self.name} {label}", **what)
+
+    def told(self, label: str, action: Callable[[], None], *, local: bool = False) -> None:
+        """A message leaves for the trainer, perhaps from the trainer itself."""
+        self.say(self.owner, f"hears {label}", action, local=local)
+
+    def alarm(self, delay: float, label: str, action: Callable[[], None]) -> None:
+        """The trainer has something happen in ``delay`` seconds."""
+        self.at(delay, action, to=self.owner, label=f"{self.name} {label}", alarm=True)
 
     def wire(self) -> float:
         """How long a message takes."""
+        if self._steady:
+            return 0.002
         slow = self._jitter * self._random.random() if self._jitter and self._random.random() < 0.1 else 0.0
         return 0.001 + 0.004 * self._random.random() + slow
 
@@ -173,7 +198,9 @@ class Simulation:
     def answer(self, call: Call, value: object = None, error: BaseException | None = None) -> None:
         """A partner answers; its answer is a message, too."""
         if call.number not in self._mute:
-            self.soon(lambda: self._deliver(call, value, error))
+            said = value if error is None else f"{type(error).__name__}: {error}"
+            what = f"{call}#{call.number}: {said}"
+            self.told(what, lambda: self._deliver(call, value, error), local=not _addressee(call))
 
     def _deliver(self, call: Call, value: object, error: BaseException | None) -> None:
         self._asked.pop(call.number, None)
@@ -184,14 +211,26 @@ class Simulation:
             self.log.append(str(call))
             if call.act is Act.plan:
                 self.before = self._looked()
+            if call.act is Act.acquire:
+                self.lock.ask()
             if call.act is Act.release:
-                self._lock.stop_asking()
+                self.lock.stop_asking()
                 self.at_release.append(tuple(asked for asked, _ in self._asked.values()))
             self._asked[call.number] = (call, self._now)
-            self.soon(lambda call=call: self._arrive(call))  # type: ignore[misc]
-        self._transport.look()
+            self._send(call)
+        self.transport.look()
 
-    def _arrive(self, call: Call) -> None:
+    def _send(self, call: Call) -> None:
+        asked, session = self._now, self.session
+        self.say(
+            _addressee(call) or self.owner,
+            f"{call}#{call.number}",
+            lambda: self._arrive(call, asked, session),
+            refuse=lambda: self.answer(call, error=Injected(f"injected into {call}")),
+            local=not _addressee(call),
+        )
+
+    def _arrive(self, call: Call, asked: float, session: Session) -> None:
         fault = self.faults.of(call)
         kind = fault.kind if fault else ""
         partner = self.world.partners[call.engine.id] if call.engine else None
@@ -204,30 +243,30 @@ class Simulation:
         elif kind not in ("hang", "die"):
             if kind == "lost":
                 self._mute.add(call.number)
-            self._work(call, partner)
+            self._work(call, partner, asked, session)
 
-    def _work(self, call: Call, partner: Partner | None) -> None:
+    def _work(self, call: Call, partner: Partner | None, asked: float, session: Session) -> None:
         try:
             if call.act in LOCK_ACTS:
-                self._lock.work(call, self._asked[call.number][1])
+                self.lock.work(call, asked, session.epoch)
             elif call.act in TRANSPORT_ACTS:
-                self._transport.work(call)
+                self.transport.work(call)
             elif call.act in ENGINE_ACTS and partner:
-                self.answer(call, self._engine(call, partner))
+                self.answer(call, self._engine(call, partner, session))
             else:
                 self.answer(call, self._trainer(call))
         except WeightSyncError as error:
             self.answer(call, error=error)
 
-    def _engine(self, call: Call, partner: Partner) -> Answer | None:
-        machine, session = partner.machine, self.session
+    def _engine(self, call: Call, partner: Partner, session: Session) -> Answer | None:
+        machine = partner.machine
         if call.engine and partner.incarnation != call.engine.incarnation:
             raise EngineGone(f"engine {call.engine} was started anew")
         match call.act:
             case Act.open:
                 machine.fire(Opened(session, self.plan))
             case Act.commit:
-                machine.fire(CommitOrdered(session))
+                partner.commit(session)
             case Act.resume:
                 machine.fire(ResumeOrdered(session))
             case _:
@@ -253,6 +292,13 @@ class Simulation:
         return None
 
 
+def _addressee(call: Call) -> str:
+    """To whom a call goes; empty if it stays in the trainer's process."""
+    if call.engine is not None:
+        return call.engine.id
+    return "lock" if call.act in LOCK_ACTS else "ledger" if call.act in _LEDGER_ACTS else ""
+
+
 def run_together(*simulations: Simulation) -> list[RoundResult]:
     """Run rounds of one world at the same time, until each is Released."""
     world = simulations[0].world
@@ -261,7 +307,7 @@ def run_together(*simulations: Simulation) -> list[RoundResult]:
     end = world.clock.now() + 1000.0
     while going := [simulation for simulation in simulations if not simulation.driver.over]:
         due = min(simulation.driver.due for simulation in going)
-        if world.under_way and world.under_way[0][0] <= due:
+        if world.under_way and world.under_way[0].due <= due:
             world.step()
         elif due < end:
             world.clock.advance_to(due)
@@ -270,6 +316,6 @@ def run_together(*simulations: Simulation) -> list[RoundResult]:
         else:
             raise WeightSyncError(f"nothing will ever happen any more: {going[0].log[-5:]}")
     results = [simulation.driver.result() for simulation in simulations]
-    for result in results:
-        world.learn(result)
+    for simulation, result in zip(simulations, results, strict=True):
+        world.learn(result, simulation.owner)
     return results

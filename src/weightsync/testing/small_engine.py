@@ -1,7 +1,9 @@
 """The smallest engine that receives by the rules: an engine machine, an inlet, and copies beside its weights.
 
 It has no gate and no limit of its own, and one rank a ``SmallEngine``. What a test wants to go wrong is a
-function that is called with the index of each bucket, when it has arrived and before it is applied.
+function that is called with the index of each bucket, when it has arrived and before it is applied; another
+one is called at the points between them: ``receive`` before there is an inlet, ``applied`` while the transfer
+buffer is still held, ``released`` when it is not.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ..fsm.receipt import Expectation, Participant, Receipt
 from ..transports.collective import collective_inlet
 from ..transports.digest import digest
 from ..transports.memory import memory_inlet
+from ..transports.octets import flat
 from ..transports.packing import unpack
 
 __all__ = ["INLETS", "SmallEngine", "SmallLink", "expectation"]
@@ -36,10 +39,19 @@ def expectation(plan: Plan, content: str = "") -> Expectation:
 class SmallEngine:
     """One rank. ``tensors`` holds what it serves: every name of the plan, ties apart, after a commit."""
 
-    def __init__(self, name: str, rank: int = 0, fault: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int = 0,
+        fault: Callable[[int], None] = lambda _: None,
+        *,
+        at: Callable[[str], None] = lambda _: None,
+        inlets: Mapping[str, InletFactory] = INLETS,
+    ) -> None:
         self.machine = EngineMachine(name, rank=rank, incarnation="0")
         self.tensors: dict[str, torch.Tensor] = {}
-        self.fault = fault
+        self.fault, self.at = fault, at
+        self._inlets = inlets
         self._staged: dict[str, torch.Tensor] = {}
         self._plan: Plan | None = None
         self._inlet: Inlet | None = None
@@ -62,13 +74,16 @@ class SmallEngine:
         if plan is None:
             raise RuntimeError("nothing was opened")
         try:
-            self._inlet = INLETS[ticket.transport](ticket, session, plan, limit)
+            self.at("receive")
+            self._inlet = self._inlets[ticket.transport](ticket, session, plan, limit)
             with self._inlet.buckets() as frames:
                 for frame in frames:
                     machine.fire(FrameSeen(session, frame.index))
                     self.fault(frame.index)
                     unpack(plan, frame, self._staged)
                 machine.fire(AllApplied(session))
+                self.at("applied")
+            self.at("released")
             size = sum(tensor.numel() * tensor.element_size() for tensor in self._staged.values())
             content = digest(plan, self._staged) if machine.facts.plan and machine.facts.plan.digest else ""
             machine.fire(ViewClosed(session, len(self._staged), size, content))
@@ -83,6 +98,15 @@ class SmallEngine:
         self.tensors = dict(self._staged)
         for tie in self._plan.ties if self._plan else ():
             self.tensors[tie.name] = self._staged[tie.of].clone()
+
+    def spoil(self) -> None:
+        """Change a byte of what was received, so that its digest is another one."""
+        tensor = next(each for each in self._staged.values() if each.numel())
+        tensor.view(-1).view(torch.uint8)[0] ^= 0xFF
+
+    def content(self) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        """What it serves: name to (dtype, shape, bytes)."""
+        return {name: _described(tensor) for name, tensor in self.tensors.items()}
 
     def abort(self, session: Session) -> Answer:
         """End the session, and wake whoever receives."""
@@ -141,6 +165,11 @@ class SmallLink:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    octets = flat(tensor.contiguous())
+    return str(tensor.dtype), tuple(tensor.shape), b"" if octets is None else octets.tobytes()
 
 
 def _spawned(work: Callable[..., Receipt], *args: Any) -> Future[Receipt]:

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from weightsync import Policy, RoundResult, SyncFailed, WeightSync
+from weightsync import Pending, Policy, RoundResult, SyncFailed, WeightSync
 from weightsync.fsm.contract import Executor, Observer, Transport
 from weightsync.fsm.journal import replay
 from weightsync.fsm.ledger import LedgerKeeper
@@ -34,7 +34,7 @@ from weightsync.transports.sources import deferred
 from weightsync.transports.weights import TorchWeights
 
 from .engines import Engine, InThreads, Look
-from .keeper import CountingLock
+from .keeper import CountingLock, taken_by
 from .levels import Levels, eventually, levels, ours
 from .scripts import ANY
 from .tensors import BUCKET, same, state
@@ -97,6 +97,8 @@ class Bench:
         policy: as for ``WeightSync``; its deadline bounds every call.
         handlers: executors and observers; a log is added.
         lock: the keeper; a counting one by default, which is ``keeper``.
+        rival: the same lock as somebody else has it, who gets it after each round; for a ``lock`` of the
+            caller's, which is not looked at otherwise.
         ledger: as for ``WeightSync``.
     """
 
@@ -108,8 +110,11 @@ class Bench:
         policy: Policy | None = None,
         handlers: Sequence[Executor | Observer] = (),
         lock: LockKeeper | str | None = None,
+        rival: LockKeeper | None = None,
         ledger: LedgerKeeper | None = None,
     ) -> None:
+        self.pending: Pending | None = None
+        self._rival = rival
         self.policy = policy or quick()
         self.engines = {engine.name: engine for engine in engines}
         self.keeper = CountingLock(self.policy.lease)
@@ -139,13 +144,15 @@ class Bench:
 
     # -- rounds -------------------------------------------------------------------------------------------
 
-    def run(self, model: object) -> RoundResult:
+    def run(self, model: object, more: float = 0.0) -> RoundResult:
         """One round, which must end in time. What it did is remembered for the checks."""
         self._steps += 1
+        self.pending = None
         began = time.monotonic()
-        result = self.sync.begin(self._steps, model, snapshot=False).wait()
+        self.pending = self.sync.begin(self._steps, model, snapshot=False)
+        result = self.pending.wait()
         took = time.monotonic() - began
-        assert took < self.policy.deadline + SLACK, f"the round took {took:.1f} s"
+        assert took < self.policy.deadline + SLACK + more, f"the round took {took:.1f} s"
         return result
 
     def works(self, model: object | None = None) -> RoundResult:
@@ -210,10 +217,32 @@ class Bench:
         self.over(result, before)
         return result
 
-    def over(self, result: RoundResult, before: _Before) -> None:
+    def endures(self, model: object, *, more: float = 0.0, free: float = 1.0) -> RoundResult:
+        """A round of which nobody knows how it ends, seen from all sides but one.
+
+        If it failed, by what is for the caller to check, who knows what went wrong. Here, no more is seen
+        than whether the message has all that the result says.
+
+        Args:
+            model: as for ``works``.
+            more: seconds beside the deadline for which somebody was stopped.
+            free: seconds within which somebody else gets the lock afterwards.
+        """
+        before = self._before()
+        result = self.run(model, more)
+        if not result.ok:
+            assert result.error is not None, f"it failed, and nothing says why: {result.summary()}"
+            self._explained(
+                result, result.error, engine=result.culprit, phase=result.failed_in, bucket=result.bucket
+            )
+        self._remember(result.version, tensors_of(model))
+        self.over(result, before, free)
+        return result
+
+    def over(self, result: RoundResult, before: _Before, free: float = 1.0) -> None:
         """What holds after every round that is over, good or bad."""
         self._legal(result, before)
-        self.lock_is_free()
+        self.lock_is_free(free)
         self._no_orphans(result, before)
         self._honest(result, before)
 
@@ -227,11 +256,13 @@ class Bench:
         """The records so far."""
         return self.log.records[since:]
 
-    def lock_is_free(self) -> None:
+    def lock_is_free(self, limit: float = 1.0) -> None:
         """Somebody else gets the lock at once."""
         assert not self.log.leaks, "Released was told while the lock was held"
         if self._own_lock:
             assert self.keeper.taken_by_another(), f"the lock is not free, it is {self.keeper.holder}'s"
+        elif self._rival is not None:
+            assert taken_by(self._rival, limit), f"nobody else got the lock within {limit:g} s"
 
     # -- the checks ---------------------------------------------------------------------------------------
 
@@ -280,8 +311,9 @@ class Bench:
                 assert any(covers(look.tensors, each) for each in known), (
                     f"{name} serves version {look.version} with other bits"
                 )
-        expected = result.version if result.published == "yes" else before.published
-        assert self.sync.version() == expected, f"published is {self.sync.version()}, not {expected}"
+        either = {"yes": (result.version,), "no": (before.published,)}
+        expected = either.get(result.published, (before.published, result.version))
+        assert self.sync.version() in expected, f"published is {self.sync.version()}, not one of {expected}"
 
     def _explained(
         self, result: RoundResult, error: BaseException | type[BaseException], *, engine: str | None,

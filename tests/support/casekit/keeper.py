@@ -7,10 +7,33 @@ import time
 from collections.abc import Callable
 
 from weightsync.fsm.errors import LockError
-from weightsync.fsm.lock import Closed, Granted, LockStatus, Renewed, Ticket, Waiting
-from weightsync.handlers.lock import LocalLock, clock_epoch
+from weightsync.fsm.lock import Closed, Granted, LockKeeper, LockStatus, Renewed, Ticket, Waiting
+from weightsync.handlers.lock import LocalLock
 
-__all__ = ["CountingLock"]
+__all__ = ["CountingLock", "taken_by"]
+
+
+def taken_by(lock: LockKeeper, limit: float) -> bool:
+    """Whether somebody gets the lock within ``limit`` seconds; it is given back at once.
+
+    A keeper that cannot be reached is asked again: it may be about to start anew.
+    """
+    end = time.monotonic() + limit
+    try:
+        while True:
+            try:
+                ticket = lock.request("somebody else", "probe")
+                answer = lock.wait(ticket, max(0.0, end - time.monotonic()))
+                lock.release(ticket, answer.epoch if isinstance(answer, Granted) else None)
+            except LockError:
+                if time.monotonic() > end:
+                    raise
+            else:
+                return isinstance(answer, Granted)
+    finally:
+        close = getattr(lock, "close", None)
+        if close is not None:
+            close()
 
 
 class CountingLock:
@@ -21,7 +44,7 @@ class CountingLock:
     """
 
     def __init__(self, lease: float = 2.0) -> None:
-        self.inner = LocalLock(lease=lease, epoch=clock_epoch())
+        self.inner = LocalLock(lease=lease)
         self.words: list[str] = []
         self.granted: list[int] = []
         self.released: list[int | None] = []
@@ -100,10 +123,7 @@ class CountingLock:
 
     def taken_by_another(self, limit: float = 1.0) -> bool:
         """Whether somebody else gets it within ``limit`` seconds; it is given back at once."""
-        ticket = self.inner.request("somebody else", "probe")
-        answer = self.inner.wait(ticket, limit)
-        self.inner.release(ticket, answer.epoch if isinstance(answer, Granted) else None)
-        return isinstance(answer, Granted)
+        return taken_by(self.inner, limit)
 
     def _asked(self, word: str) -> None:
         self.words.append(word)

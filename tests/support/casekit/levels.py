@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Levels", "eventually", "levels", "ours"]
+__all__ = ["Levels", "Usage", "eventually", "levels", "ours", "usage"]
 
 _POOL = 8
 """How many idle threads a WeightSync keeps; they come when they are first needed."""
@@ -23,6 +23,9 @@ _POOL = 8
 _LASTING = ("weightsync-rounds", "weightsync-observers")
 _WATCHERS = "weightsync-silence"
 """Of these, the engines of a process keep a few that are idle, for all trainers together."""
+_POOLED = ("weightsync", "weightsync-word", _WATCHERS)
+"""Threads that are kept and used again, a few of each."""
+
 _LINES = "weightsync-line"
 """One for each actor that is talked to, as long as its link or its lock is open."""
 
@@ -79,6 +82,41 @@ class Levels:
         return lines + [f"socket {name}" for name in self.sockets - base.sockets]
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What a process holds in all, whoever in it took it: to be compared over many rounds.
+
+    Args:
+        process: its id.
+        descriptors: how many, by kind.
+        python: threads that Python started, without those of this library that are kept and used again.
+        threads: how many, whoever started them, without those that are kept.
+        megabytes: of memory that is really there.
+    """
+
+    process: int
+    descriptors: Counter[str]
+    python: int
+    threads: int
+    megabytes: float
+
+
+def usage() -> Usage:
+    """What this process holds now."""
+    # A dummy is somebody else's thread that has been in Python once.
+    known = [each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)]
+    names = Counter(thread.name for thread in known)
+    kept = sum(min(names[name], _POOL) for name in _POOLED)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Usage(
+        process=os.getpid(),
+        descriptors=Counter(_kind(target) for target in _links(Path("/proc/self/fd"))),
+        python=len(known) - kept,
+        threads=sum(1 for _ in os.scandir("/proc/self/task")) - kept,
+        megabytes=pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+    )
+
+
 def ours() -> list[str]:
     """The names of this library's threads, without those that a process keeps for all of its engines."""
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("weightsync")]
@@ -91,10 +129,9 @@ def levels() -> Levels:
     inodes = set()
     kinds: Counter[str] = Counter()
     for target in _links(Path("/proc/self/fd")):
-        kind, _, rest = target.partition(":")
-        kinds[kind if rest else "file"] += 1
-        if kind == "socket":
-            inodes.add(rest.strip("[]"))
+        kinds[_kind(target)] += 1
+        if _kind(target) == "socket":
+            inodes.add(target.partition(":")[2].strip("[]"))
     return Levels(
         descriptors=kinds,
         threads=tuple(sorted(name for name in names if name not in ("weightsync", _LINES, *_LASTING))),
@@ -111,6 +148,11 @@ def _alone() -> bool:
     """Whether nobody else opens descriptors in this process at its own time, as Ray's driver does."""
     ray = sys.modules.get("ray")
     return ray is None or not ray.is_initialized()
+
+
+def _kind(target: str) -> str:
+    kind, _, rest = target.partition(":")
+    return kind if rest else "file"
 
 
 def _links(folder: Path) -> list[str]:

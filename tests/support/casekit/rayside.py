@@ -18,10 +18,11 @@ from weightsync import RayEngine, RayReceiver, RoundResult, WeightSync, ray_engi
 
 from .bench import quick
 from .engines import Look, look_at
+from .levels import Usage, ours, usage
 from .scripts import ANY, Script
 from .tensors import state
 
-__all__ = ["AsyncTrainer", "InActor", "environment"]
+__all__ = ["AsyncTrainer", "InActor", "TrainerProcess", "environment"]
 
 _PATIENCE = 60.0
 
@@ -36,10 +37,10 @@ def environment(**variables: str) -> dict[str, Any]:
 class _Actor(RayReceiver):
     """What runs in the process. After a restart it holds ``state(-1)`` again, as another incarnation."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stages: bool) -> None:
         torch.set_num_threads(1)
         self.name = name
-        self._serve(state(-1), stages=True)
+        self._serve(state(-1), stages=stages)
 
     def _serve(self, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool) -> None:
         self.held, self.script = held, Script()
@@ -82,6 +83,27 @@ class _Actor(RayReceiver):
         return os.getpid(), hash("weightsync")
 
     @ray.method(concurrency_group="test")
+    def armed(self, point: str, bucket: int) -> bool:
+        """Whether what it was armed with there has not gone off."""
+        return self.script.armed(point, bucket)
+
+    @ray.method(concurrency_group="test")
+    def usage(self) -> Usage:
+        """What its process holds."""
+        return usage()
+
+    @ray.method(concurrency_group="test")
+    def refused(self) -> int:
+        """How many words and frames it has refused."""
+        assert self.weightsync_receiver is not None
+        return self.weightsync_receiver.refused
+
+    @ray.method(concurrency_group="test")
+    def threads(self) -> list[str]:
+        """The library's threads in its process."""
+        return ours()
+
+    @ray.method(concurrency_group="test")
     def crash(self) -> None:
         """End, as a crash does."""
         os._exit(1)
@@ -93,21 +115,24 @@ class InActor:
     Args:
         name: its id.
         seed: the hash seed of its process.
+        restarts: how often it is started again; -1: always.
+        stages: as for ``receiver_for``, also when it was started anew.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1, stages: bool = True) -> None:
         make = ray_engine(
-            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"test": 2},
+            num_cpus=0, max_restarts=restarts, max_task_retries=0, concurrency_groups={"test": 2},
             runtime_env=environment(PYTHONHASHSEED=str(seed)),
         )  # fmt: skip
-        self.name = name
-        self.actor: Any = make(_Actor).remote(name)
+        self.name, self.stages = name, stages
+        self.actor: Any = make(_Actor).remote(name, stages)
         self.link = RayEngine(self.actor, id=name)
 
     def fresh(
         self, held: torch.nn.Module | Mapping[str, Tensor] | None = None, *, stages: bool = True
     ) -> InActor:
         """The same process as a new engine, with these weights."""
+        self.stages = stages
         self.ask("serve", state(-1) if held is None else held, stages)
         self.link = RayEngine(self.actor, id=self.name)
         return self
@@ -136,6 +161,11 @@ class InActor:
     def process(self) -> tuple[int, int]:
         """Its process id, and a number that differs with the hash seed."""
         found: tuple[int, int] = self.ask("process")
+        return found
+
+    def usage(self) -> Usage:
+        """What its process holds."""
+        found: Usage = self.ask("usage")
         return found
 
     def crash(self) -> None:
@@ -196,3 +226,28 @@ class AsyncTrainer:
     async def end(self) -> None:
         """Give everything back."""
         await asyncio.to_thread(self.sync.close)
+
+
+class TrainerProcess:
+    """A trainer in a process of its own, with a lock and a ledger that outlive it."""
+
+    def __init__(self, names: list[str], actors: list[Any], lock: str, ledger: str) -> None:
+        torch.set_num_threads(1)
+        links = [RayEngine(actor, id=name) for name, actor in zip(names, actors, strict=True)]
+        self.sync = WeightSync(
+            links, "collective", policy=quick(deadline=8.0), lock=lock, ledger=ledger, owner="trainer"
+        )
+
+    def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def step(self, number: int, value: float) -> tuple[bool, int, int, str]:
+        """One round: whether it worked, its version and epoch, and what is to be said of it."""
+        result = self.sync.on_step_end(number, state(value))
+        assert result is not None
+        return result.ok, result.version, result.epoch, result.summary()
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.sync.close()

@@ -6,12 +6,13 @@ A script can be sent to another process. It goes off once at each point at which
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["ANY", "Block", "Exit", "Injected", "Raise", "Script", "Sleep"]
+__all__ = ["ANY", "Block", "Exit", "Injected", "Kill", "Raise", "Script", "Sleep"]
 
 ANY = -2
 """Any bucket, or none: a bucket's number is at least 0, and -1 says that there is none."""
@@ -55,6 +56,15 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """Ends the process by SIGKILL, as the kernel does when memory is short."""
+
+    def __call__(self) -> None:
+        """Go off."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
 class Block:
     """Stops until it is let go on; says when it has been reached. In this process only."""
 
@@ -82,6 +92,10 @@ class Script:
     def busy(self) -> bool:
         """Whether something it was armed with is still going on."""
         return self._inside > 0
+
+    def armed(self, point: str, bucket: int = ANY) -> bool:
+        """Whether what it was armed with there has not gone off."""
+        return (point, bucket) in self._armed
 
     def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:
         """Go off at ``point``, once: at this bucket, or at whichever comes first."""

@@ -107,6 +107,10 @@ class Steps:
         """Let something go wrong, once: in ``prepare``, ``clean`` or ``undo``."""
         self._armed[step] = action
 
+    def disarm(self) -> None:
+        """Nothing more goes wrong."""
+        self._armed.clear()
+
     def prepare(self, round: RoundView) -> Undo:
         """Get ready."""
         self._step("prepare")

@@ -1,0 +1,377 @@
+"""The store that a trainer's ranks share, with a bound on whatever is asked of it.
+
+The store is the user's: a ``TCPStore``, ``FileStore`` or ``PrefixStore`` of ``torch.distributed``, or
+anything with their ``set``, ``get``, ``check`` and ``delete_key``. A store can hang: its keeper may be
+frozen, or another rank be stopped while it has the file locked. So each word to it runs on a thread that may
+get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the store: who waits, looks
+again.
+
+A store can outlive a run, and keep its words for the next one. So rank 0 begins a *run* with an id of its
+own, and every *call* of a hook on another rank has one too. A report says which run it was made in, and a
+verdict which calls it answers: neither side takes an older word for an answer. Who comes before rank 0 does
+finds an older run, and reports again when it is another one.
+
+What a rank says has one place (``NAME/WHAT/RANK``), and what it says next takes it. What rank 0 says of a
+hand-over is under its run and number (``NAME/RUN/NUMBER/WHAT``). The number is rank 0's alone: a rank that
+missed one reads on. Old numbers, and the run before, are deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..fsm import checks
+from ..fsm.errors import RankLost, RoundCancelled, SetupError
+from ..fsm.plan import Plan
+from ..fsm.ranks import Report, Verdict, layout
+from .workers import Workers
+
+__all__ = ["Store", "TrainerRanks"]
+
+_WHERE = "TrainerRanks"
+_GLANCE = 0.01  # seconds between two looks
+_SLICE = 0.1  # seconds between two looks at whether the part is to be given up
+_KEPT = 8  # hand-overs whose words are kept, for a rank that is late, or was not there
+
+
+class Store(Protocol):
+    """What is needed of a store of ``torch.distributed``. Every call may block, and may raise."""
+
+    def set(self, key: str, value: str, /) -> object:
+        """Write."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read what is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these are there; does not wait."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Forget."""
+
+
+class TrainerRanks:
+    """This process as a rank of its trainer.
+
+    Args:
+        store: shared by all ranks.
+        rank: which of them this is; 0 leads.
+        world_size: how many there are.
+        name: of this trainer, where one store serves several at a time.
+        limit: seconds for which a rank may be late for a hand-over, or busy with its part of it. Whatever
+            may keep one rank longer than the others between two hand-overs has to fit.
+        silent: seconds without a sign of life after which a rank is lost, in the middle of a hand-over; and
+            seconds within which the store has to answer.
+
+    Raises:
+        SetupError: something of the wrong kind, or numbers that no trainer has.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        name: str = "weightsync",
+        limit: float = 60.0,
+        silent: float = 10.0,
+    ) -> None:
+        if not checks.has(store, ("set", "get", "check", "delete_key")):
+            raise checks.refusal(
+                _WHERE, "store", store, "a store of torch.distributed is needed, or one like it"
+            )
+        checks.whole(_WHERE, "world_size", world_size)
+        checks.step_of(_WHERE, "rank", rank)
+        if not rank < world_size:
+            raise SetupError(
+                f"rank {rank} of {world_size} ranks: a number from 0 to {world_size - 1} is needed"
+            )
+        checks.text(_WHERE, "name", name)
+        for what, seconds in (("limit", limit), ("silent", silent)):
+            checks.seconds(_WHERE, what, seconds)
+        self.rank, self.world_size, self.limit, self.silent = rank, world_size, limit, silent
+        self._store, self._name = store, name
+        self._me = uuid.uuid4().hex[:12]
+        self._run: str | None = None
+        self._known = False  # whether the run is not an older one's
+        self._looked = False
+        self._number = self._beats = self._calls = 0
+        self._layout_said = ""
+        self._workers = Workers("weightsync-ranks", spare=2)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """All ranks but this one."""
+        return tuple(rank for rank in range(self.world_size) if rank != self.rank)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beats."""
+        return self.silent / 4
+
+    # -- a rank's part ---------------------------------------------------------------------------------------
+
+    def work(
+        self, step: int, kind: str, part: Callable[[], Plan], stopped: Callable[[], object] = lambda: None
+    ) -> Report:
+        """Do this rank's part; what there is to report of it.
+
+        The part runs on a thread, and for ``limit`` seconds at most: it may be a collective that never ends.
+
+        Raises:
+            RankLost: it took longer, or the store did not answer.
+            RoundCancelled: ``stopped`` said so.
+        """
+        end, done = time.monotonic() + self.limit, self._workers.submit(part)
+        while not wait([done], timeout=min(_SLICE, max(0.0, end - time.monotonic()))).done:
+            if stopped():
+                raise RoundCancelled(f"the hand-over of step {step} was cancelled while the ranks met")
+            if time.monotonic() >= end:
+                raise RankLost(
+                    f"rank {self.rank} of the trainer: its part of step {step} took longer than "
+                    f"{self.limit:g} s"
+                )
+        plan = done.result()
+        if plan.fingerprint != self._layout_said:  # read only if plans differ
+            self.say("layout", [plan.fingerprint, layout(plan)])
+            self._layout_said = plan.fingerprint
+        return self._blank(step, kind, fingerprint=plan.fingerprint)
+
+    def arrive(self, step: int, kind: str, part: Callable[[], Plan]) -> Report:
+        """Do this rank's part, and report it. For all but rank 0."""
+        self._calls += 1
+        self.find_run()
+        try:
+            report = self.work(step, kind, part)
+        except BaseException as error:
+            with suppress(RankLost):  # the others find out by themselves
+                self.find_run()
+                report = self._blank(step, kind, error=_line(error))
+                self.say("report", report.to_json())
+                if isinstance(error, Exception):
+                    self._make_known(report)
+            raise
+        self.say("report", report.to_json())
+        return report
+
+    def report_again(self, report: Report) -> Report:
+        """In the run that there is now."""
+        report = replace(report, run=self._run or "", after=self._number)
+        self.say("report", report.to_json())
+        return report
+
+    def _make_known(self, report: Report) -> None:
+        """Nobody waits after this one; at the first hand-over rank 0 has to have begun its run to read it."""
+        end = time.monotonic() + self.limit
+        while not self._known and self.answer(report) is None and time.monotonic() < end:
+            if self.find_run():
+                report = self.report_again(report)
+            self.pause()
+
+    def give_up(self, report: Report, error: BaseException) -> None:
+        """Take a report back: whoever made it does not wait for an answer any more."""
+        self.say("fail", [report.call, _line(error)])
+
+    def check_alone(self) -> None:
+        """Nobody else has reported as this rank since this one did.
+
+        Raises:
+            SetupError: somebody has.
+        """
+        told = self.said("report", self.rank)
+        if told is not None and not told["call"].startswith(self._me):
+            raise SetupError(
+                f"somebody else reports as rank {self.rank}: give each rank a number of its own, and each "
+                f"trainer a TrainerRanks(name=...) of its own in a store that several use"
+            )
+
+    def _blank(self, step: int, kind: str, *, fingerprint: str = "", error: str = "") -> Report:
+        call = f"{self._me}.{self._calls}"
+        return Report(
+            self.rank, self.world_size, self._run or "", call, step, kind, fingerprint, error, self._number
+        )
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Begin a hand-over, and with the first one the run; hands back its number. For rank 0.
+
+        Raises:
+            SetupError: another rank 0 has begun a run of its own.
+        """
+        found = self._read("run")
+        if self._run is None:
+            self._write(self._me, "run")
+            self._run = self._me
+            if found is not None:
+                self._forget_run(found)
+        elif found not in (self._run, None):
+            raise SetupError(
+                "another rank 0 has begun a run in this store: give each trainer a TrainerRanks(name=...) of "
+                "its own; if this one was restarted, the older one is to end"
+            )
+        self._number += 1
+        return self._number
+
+    def find_run(self) -> bool:
+        """See whether this is another run than at the last look. For all but rank 0."""
+        found = self._read("run")
+        changed: bool = found != self._run
+        if changed:
+            # Who sees it begin knows that it is no older one's.
+            self._known, self._run, self._number = self._looked, found, 0
+        self._looked = True
+        self._number = max(self._number, (self._read(self._run, "newest") or 0) - _KEPT)
+        return changed
+
+    @property
+    def known(self) -> bool:
+        """Whether this rank knows that the run is not an older one."""
+        return self._known
+
+    @property
+    def next_number(self) -> int:
+        """Of the hand-over whose verdict this rank has not seen."""
+        return self._number + 1
+
+    def answer(self, report: Report) -> tuple[int, Verdict] | None:
+        """The next verdict that answers this report, with its number; None if there is none yet."""
+        while (told := self.look(self._number + 1, "verdict")) is not None:
+            self._number += 1
+            verdict = Verdict.from_json(told)
+            if verdict.answers(report):
+                self._known = True
+                return self._number, verdict
+        return None
+
+    def end(self) -> None:
+        """Say that this rank takes part in nothing any more."""
+        if self.rank:
+            self.find_run()
+            self.say("left", [self._run, self._me])
+        else:
+            if self._run is None:
+                self.open()
+            self._write(True, self._run, "ended")  # noqa: FBT003 - any value will do
+
+    def ended(self) -> bool:
+        """Whether rank 0 said so, in a run that is known to be this one."""
+        return self._known and self._read(self._run, "ended") is not None
+
+    def left(self, rank: int) -> bool:
+        """Whether that rank said so, and nobody has come in its place."""
+        run, who = self.said("left", rank) or (None, "")
+        if run is None or run != self._run:
+            return False
+        told = self.said("report", rank)
+        return told is None or str(told["call"]).startswith(who)
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    def say(self, what: str, value: Any) -> None:
+        """Say something as this rank, in the place of what it said before."""
+        self._write(value, what, self.rank)
+
+    def said(self, what: str, rank: int) -> Any:
+        """What that rank said last; None if it has not."""
+        return self._read(what, rank)
+
+    def reported(self, rank: int) -> Report | None:
+        """The last report of that rank in this run."""
+        told = self.said("report", rank)
+        return None if told is None or told["run"] != self._run else Report.from_json(told)
+
+    def gave_up(self, report: Report) -> str:
+        """Why that report was taken back; empty if it was not."""
+        call, why = self.said("fail", report.rank) or ("", "")
+        return str(why) if call == report.call else ""
+
+    def layout_of(self, report: Report) -> list[str]:
+        """The tensors of the plan that was reported."""
+        fingerprint, lines = self.said("layout", report.rank) or ("", [])
+        return list(lines) if fingerprint == report.fingerprint else []
+
+    def post(self, number: int, what: str, value: Any) -> None:
+        """Say something about a hand-over. For rank 0."""
+        self._write(value, self._run, number, what)
+
+    def look(self, number: int, what: str) -> Any:
+        """What rank 0 said about a hand-over; None if it has not."""
+        return self._read(self._run, number, what)
+
+    def judge(self, number: int, verdict: Verdict) -> None:
+        """Answer reports. For rank 0."""
+        self.post(number, "verdict", verdict.to_json())
+        self._write(number, self._run, "newest")
+
+    def beat(self, number: int, where: object = None) -> None:
+        """A sign of life, with where it is."""
+        self._beats += 1
+        self.say("beat", [f"{self._me}.{self._beats}", where, number])
+
+    def pause(self) -> None:
+        """Between two looks."""
+        time.sleep(_GLANCE)
+
+    def forget(self, number: int) -> None:
+        """Delete what was said of a hand-over that is long over. For rank 0."""
+        self._delete(self._run, [number - _KEPT])
+
+    def _forget_run(self, run: str) -> None:
+        newest = self._read(run, "newest") or 0
+        self._delete(run, range(newest - _KEPT, newest + 2))
+        for what in ("newest", "ended"):
+            self._drop(self._key(run, what))
+
+    def _delete(self, run: str | None, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            for what in ("verdict", "outcome"):
+                if number > 0:
+                    self._drop(self._key(run, number, what))
+
+    def close(self) -> None:
+        """Give the threads back. The store is the user's."""
+        self._workers.close()
+
+    # -- the store -------------------------------------------------------------------------------------------
+
+    def _key(self, *path: object) -> str:
+        return "/".join(map(str, (self._name, *path)))
+
+    def _write(self, value: Any, *path: object) -> None:
+        self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
+
+    def _read(self, *path: object) -> Any:
+        key = self._key(*path)
+        octets = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if octets is None else json.loads(octets)
+
+    def _drop(self, key: str) -> None:
+        self._ask(lambda: self._store.check([key]) and self._store.delete_key(key))
+
+    def _ask(self, word: Callable[[], Any]) -> Any:
+        try:
+            return self._workers.submit(word).result(timeout=self.silent)
+        except TimeoutError:
+            raise RankLost(
+                f"the store of the trainer's ranks did not answer rank {self.rank} within {self.silent:g} s: "
+                f"its keeper is dead or frozen"
+            ) from None
+        except Exception as error:
+            raise RankLost(
+                f"the store of the trainer's ranks failed on rank {self.rank}: {_line(error)}; its keeper "
+                f"may be dead"
+            ) from error
+
+
+def _line(error: BaseException) -> str:
+    first: Iterable[str] = str(error).splitlines()
+    return f"{type(error).__name__}: {next(iter(first), '')}"

@@ -1,0 +1,182 @@
+"""The other ranks of a trainer: the same step hooks as rank 0, which leads the rounds.
+
+    ranks = TrainerRanks(store, rank, world_size)
+    sync = WeightSync(engines, ..., ranks=ranks) if rank == 0 else FollowerSync(ranks, policy=policy)
+
+Every rank calls the same hooks at the same steps, and gets the same result or an error of the same kind. No
+rank is left in a wait: whoever fails, dies or freezes is known to all after ``TrainerRanks(silent=...)``
+seconds in the middle of a hand-over, and after twice its ``limit`` and once its ``silent`` before one. For as
+long as rank 0 beats, its outcome is waited for: how long rounds and retries may take is bounded there.
+
+A rank that stops waiting takes its report back, so that rank 0 publishes nothing that this rank has given up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Literal, Self
+
+from .fsm import checks
+from .fsm.errors import RankFailed, RankLost, SetupError
+from .fsm.plan import Plan
+from .fsm.policy import Policy
+from .fsm.ranks import Pulses, Report, error_from, lost, result_from
+from .fsm.results import RoundResult
+from .handlers.ranks import TrainerRanks
+from .joining import policy_for, weights_for
+
+__all__ = ["FollowerSync"]
+
+
+class FollowerSync:
+    """A rank above 0. It talks to its fellow ranks alone, never to an engine.
+
+    Whichever form rank 0 uses (``on_step_end``, ``begin`` or ``round``), the other ranks call ``on_step_end``
+    at the same step, in the same order.
+
+    Args:
+        ranks: this rank.
+        policy: the same as rank 0 has.
+
+    Raises:
+        SetupError: this is rank 0, or something is of the wrong kind.
+    """
+
+    def __init__(self, ranks: TrainerRanks, *, policy: Policy | None = None) -> None:
+        checks.kind(
+            "FollowerSync", "ranks", ranks, TrainerRanks, "TrainerRanks(store, rank, world_size) is needed"
+        )
+        if ranks.rank == 0:
+            raise SetupError("rank 0 leads the rounds: give it WeightSync(engines, ..., ranks=...)")
+        self.policy = policy_for(policy, "FollowerSync")
+        self._ranks = ranks
+        self._closed = False
+        self._turn = threading.Lock()
+
+    # -- step hooks ------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, model: object) -> RoundResult:
+        """Take part in the hand-over of the initial weights."""
+        return self._follow(0, "hand over", model)
+
+    def on_step_end(self, step: int, model: object) -> RoundResult | None:
+        """Take part in the hand-over of this step, if the policy says there is one; None if it does not.
+
+        Args:
+            step: the trainer's step, from 1.
+            model: tensors of the same names, dtypes and shapes as rank 0 hands over. Their values are rank
+                0's alone, and not compared. A generator is run through, since that may be this rank's part in
+                gathering them; nothing of it is kept.
+
+        Raises:
+            RankError: a rank failed, died or froze.
+            RanksDisagree: the ranks are not at one step, or do not bring the same tensors.
+            RoundCancelled: rank 0 was told to stop while the ranks met.
+            SyncFailed: the round failed and the policy raises on failure.
+        """
+        step = checks.step_of("on_step_end", "step", step)
+        if step % self.policy.every:
+            return None
+        return self._follow(step, "hand over", model)
+
+    def catch_up(self, step: int, model: object) -> RoundResult:
+        """Take part in ``WeightSync.catch_up``."""
+        step = checks.step_of("catch_up", "step", step)
+        return self._follow(step, "catch up", model)
+
+    def close(self) -> None:
+        """Tell rank 0 that this rank comes to no more hand-overs, and give the threads back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(RankLost):
+            self._ranks.end()
+        self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.close()
+        return False
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _follow(self, step: int, kind: str, model: object) -> RoundResult:
+        with self._turn:  # hand-overs of two threads come one after the other, and each of them is bounded
+            if self._closed:
+                raise SetupError("this FollowerSync is closed")
+            told = self._told(self._ranks.arrive(step, kind, lambda: self._part(model)))
+        if told["error"] is not None:
+            raise error_from(told["error"])
+        result = result_from(told["result"])
+        return result.require() if self.policy.raise_on_failure else result
+
+    def _part(self, model: object) -> Plan:
+        weights = weights_for(model, snapshot=False)
+        weights.materialize()
+        return weights.plan(self.policy.bucket_bytes)
+
+    def _told(self, report: Report) -> Any:
+        """What rank 0 says in the end: an error, or a result."""
+        number = None
+        try:
+            number, error = self._verdict(report)
+            return {"error": error} if error is not None else self._outcome(number, report.step)
+        except BaseException as error:
+            told = None
+            with suppress(RankLost):
+                self._ranks.give_up(report, error)
+                if number is not None and isinstance(error, RankLost):
+                    # Rank 0 looks whether anybody gave up after it has told: one of the two sees the other.
+                    told = self._ranks.look(number, "outcome")
+            if told is None:
+                raise
+            return told
+
+    def _verdict(self, report: Report) -> tuple[int, Any]:
+        """Rank 0 has all reports. It may be late itself, and then waits for the others."""
+        ranks = self._ranks
+        limit = 2 * ranks.limit + ranks.silent
+        now = time.monotonic()
+        end, due = now + limit, now
+        while (now := time.monotonic()) < end:
+            answer = ranks.answer(report)
+            if answer is not None:
+                return answer[0], answer[1].error
+            if now >= due:
+                due = now + (ranks.interval if ranks.known else ranks.interval / 10)
+                report = self._look_around(report)
+            ranks.pause()
+        raise lost([0], f"gave no verdict on the hand-over of step {report.step} within {limit:g} s")
+
+    def _look_around(self, report: Report) -> Report:
+        """While there is no verdict: beat; is it the same run, has rank 0 ended, is this rank alone?"""
+        ranks = self._ranks
+        ranks.beat(0)
+        ranks.check_alone()
+        if ranks.find_run():
+            report = ranks.report_again(report)
+        if ranks.ended() and ranks.look(ranks.next_number, "verdict") is None:
+            raise RankFailed("rank 0 has closed its WeightSync before it gave its verdict")
+        return report
+
+    def _outcome(self, number: int, step: int) -> Any:
+        """Rank 0 leads as many rounds as its policy allows, and beats all the while."""
+        ranks, beats = self._ranks, float("-inf")
+        pulses, last = Pulses([0], time.monotonic()), "; it had not told of a round yet"
+        while (told := ranks.look(number, "outcome")) is None:
+            now = time.monotonic()
+            if now - beats >= ranks.interval:
+                beats = now
+                ranks.beat(number)
+                beat = ranks.said("beat", 0)
+                pulses.heard(0, beat, time.monotonic())
+                if beat is not None and beat[2] == number and beat[1]:
+                    last = f"; it was last heard of in {beat[1][1]} of round {beat[1][0]}"
+                if pulses.silent(time.monotonic(), ranks.silent):
+                    raise lost([0], f"no sign of life for {ranks.silent:g} s at step {step}{last}")
+            ranks.pause()
+        return told

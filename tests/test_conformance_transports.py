@@ -1,0 +1,66 @@
+"""Our transports keep the contract of transports, check by check."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from weightsync.fsm.contract import InletFactory, Transport
+from weightsync.testing.conformance import Check, TransportConformance, TransportUnderTest
+from weightsync.transports.collective import CollectiveTransport, collective_inlet
+from weightsync.transports.memory import MemoryTransport, memory_inlet
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class TestMemory(TransportConformance):
+    def transport(self) -> Transport:
+        """The transport within a process; it spoils what is read too late."""
+        return MemoryTransport(checked=True)
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return memory_inlet
+
+
+class TestCollective(TransportConformance):
+    def transport(self) -> Transport:
+        """Broadcasts over gloo, to ranks in threads of this process."""
+        return CollectiveTransport()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return collective_inlet
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+class TestCollectiveInProcesses(TransportConformance):
+    """Only what processes show that threads cannot: death, for real."""
+
+    processes = True
+
+    def checks(self) -> Sequence[Check[TransportUnderTest]]:
+        """What crosses a process boundary, what is left behind, and every way to die."""
+        wanted = (
+            "good",
+            "shapes-in-buckets",
+            "dtypes",
+            "raise-at-bucket-2",
+            "nothing-left",
+            "die-at-receive",
+            "die-at-bucket-2",
+            "die-at-released",
+            "dead",
+            "stopped",
+            "bad-receipt",
+            "abort-at-bucket",
+        )
+        return [check for check in super().checks() if check.name.startswith(wanted)]
+
+    def transport(self) -> Transport:
+        """Broadcasts over gloo, to processes that can be killed."""
+        return CollectiveTransport()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return collective_inlet
