@@ -1,12 +1,10 @@
 """Buckets go beside the live weights or right into them, and never into anything else."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
 
+from casekit.tensors import given_away
 from weightsync.fsm.errors import PlanError
 from weightsync.fsm.plan import Plan, Tie, make_plan, spec
 from weightsync.handlers.sink import InPlaceSink, StagingSink
@@ -36,18 +34,6 @@ def fill(sink: StagingSink | InPlaceSink, plan: Plan, value: float) -> None:
     with torch.no_grad():
         for tensor in sink.open(plan).values():
             tensor.fill_(value)
-
-
-@contextmanager
-def given_away(tensor: torch.Tensor, left: int) -> Iterator[None]:
-    """So many bytes are left of its memory. It is back when a failure is told, which shows every tensor."""
-    storage = tensor.untyped_storage()
-    room = storage.nbytes()
-    storage.resize_(left)
-    try:
-        yield
-    finally:
-        storage.resize_(room)
 
 
 class TestManifest:

@@ -2,11 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 
+from casekit.tensors import given_away
 from weightsync.fsm.contract import Weights
 from weightsync.fsm.errors import PlanError, TransportError
 from weightsync.fsm.plan import Tie
@@ -32,18 +32,6 @@ class Tied(torch.nn.Module):
 def plan_names(weights: TorchWeights) -> list[str]:
     """The names that are sent, in order."""
     return [each.name for each in weights.plan(1 << 20).tensors]
-
-
-@contextmanager
-def given_away(tensor: torch.Tensor, left: int) -> Iterator[None]:
-    """So many bytes are left of its memory. It is back when a failure is told, which shows every tensor."""
-    storage = tensor.untyped_storage()
-    room = storage.nbytes()
-    storage.resize_(left)
-    try:
-        yield
-    finally:
-        storage.resize_(room)
 
 
 class TestSources:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["BUCKET", "NAMES", "bits", "same", "state"]
+__all__ = ["BUCKET", "NAMES", "bits", "given_away", "same", "state"]
 
 BUCKET = 256
 """Bytes of one bucket, in which exactly one of the tensors of ``state`` fits."""
@@ -31,3 +32,15 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether both have the same names with the same bits."""
     return one.keys() == other.keys() and all(bits(one[name]) == bits(other[name]) for name in one)
+
+
+@contextmanager
+def given_away(tensor: Tensor, left: int) -> Iterator[None]:
+    """So many bytes are left of its memory. It is back when a failure is told, which shows every tensor."""
+    storage = tensor.untyped_storage()
+    room = storage.nbytes()
+    storage.resize_(left)
+    try:
+        yield
+    finally:
+        storage.resize_(room)
