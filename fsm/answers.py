@@ -16,6 +16,7 @@ from .errors import (
     EngineError,
     EngineGone,
     LedgerError,
+    PlanError,
     PortClosed,
     ReceiptRefused,
     RoundTimedOut,
@@ -68,6 +69,9 @@ class Told(Protocol):
 
     def no_undo(self, index: int) -> None:
         """An executor had its good end."""
+
+    def unfit(self, engine: Participant, error: PlanError) -> None:
+        """What is to be sent is not what an engine holds."""
 
     def back(self, engine: Participant) -> None:
         """An engine serves again."""
@@ -183,7 +187,9 @@ class Answers:
         driver, failed = self._driver, self._driver.round.state is State.Failed
         if act is Act.commit and failed:
             return  # its answer to Abort is the truth
-        if act is Act.open or isinstance(error, EngineGone):
+        if act is Act.open and isinstance(error, PlanError):
+            driver.unfit(engine, error)
+        elif act is Act.open or isinstance(error, EngineGone):
             driver.fire(e.EngineLost(engine, error))
         elif act is Act.resume:
             if failed:

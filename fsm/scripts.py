@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import events as e
 from .calls import ENGINE_ACTS, LOCK_ACTS, Act
 from .contract import Clock
-from .errors import EngineSilent, RoundTimedOut
+from .errors import EngineSilent, PlanError, RoundTimedOut
 from .open_calls import OpenCalls, line
 from .policy import Limits
 from .receipt import Expectation, Participant
@@ -45,6 +45,7 @@ class Scripts(OpenCalls):
         self._script: deque[_Step] = deque()
         self._undo: list[int] = []
         self._resumed: set[Participant] = set()
+        self._unfit: dict[Participant, PlanError] = {}
         self._expected: Expectation | None = None
         self._trouble: BaseException | None = None
 
@@ -60,12 +61,27 @@ class Scripts(OpenCalls):
         for index in range(len(self.executors)):
             self._then(self._step(Act.prepare, index))
         self._then(self._open_all)
+        self._then(self._without_unfit)
         self._then(self._prepared)
 
     def _open_all(self) -> None:
         """Engines and transport at once: a receiving half that is started early waits for its session."""
         self._each(Act.open, self.round.facts.remaining, limit=self.limits.drain)
         self.call(Act.transport_open)
+
+    def _without_unfit(self) -> None:
+        """Go on without those whom the plan does not fit, if it fits enough of the others."""
+        if self._unfit and not self._plan_refused():
+            for engine, error in sorted(self._unfit.items()):
+                self.fire(e.EngineLost(engine, error))
+
+    def _plan_refused(self) -> bool:
+        """Whether the plan fits too few: then it is at fault and no engine is, and each stays what it was."""
+        facts = self.round.facts
+        if len(facts.remaining - self._unfit.keys()) >= facts.quorum:
+            return False
+        self.fire(e.PrepareFailed(next(iter(self._unfit.values()))))
+        return True
 
     def _prepared(self) -> None:
         if self._expected is not None:
@@ -159,6 +175,12 @@ class Scripts(OpenCalls):
         """Executor ``index`` had its good end."""
         if index in self._undo:
             self._undo.remove(index)
+
+    def unfit(self, engine: Participant, error: PlanError) -> None:
+        """The plan does not fit ``engine``, which says so without having been touched."""
+        self._unfit[engine] = error
+        self.tally.blamed(engine, error, self.round.state)
+        self._plan_refused()
 
     def back(self, engine: Participant) -> None:
         """``engine`` serves again."""

@@ -92,10 +92,13 @@ class Tally:
     def _first(self, facts: Facts) -> tuple[Participant | None, BaseException | None]:
         """Whom and what a failure is blamed on: the way into Failed, else the first engine that was lost."""
         if facts.cause is not None and facts.cause.error is not None:
-            return facts.cause.engine, facts.cause.error
+            return facts.cause.engine or self._whose(facts.cause.error), facts.cause.error
         if facts.cause is not None or facts.outcome is Outcome.failed:
             return next(iter(self._errors.items()), (None, None))
         return None, None
+
+    def _whose(self, error: BaseException) -> Participant | None:
+        return next((engine for engine, each in self._errors.items() if each is error), None)
 
     def _failed_in(self, facts: Facts, culprit: Participant | None) -> str | None:
         """Where the first error came: also one after the publication, which leads to Failed no more."""

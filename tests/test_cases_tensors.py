@@ -20,6 +20,7 @@ from weightsync.fsm.errors import PlanError, SetupError
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation
+from weightsync.fsm.states import Disposition
 from weightsync.handlers.local_engine import LocalEngine
 from weightsync.transports.weights import TorchWeights
 
@@ -183,6 +184,22 @@ class TestB29:
             assert same(engines[1].look().tensors, wrong)
             held.clear()
             held.update({name: torch.zeros(8) for name in NAMES})
+            bench.works(RIGHT)
+
+    @TRANSPORTS
+    @STAGES
+    def test_b29_a_trainer_that_is_wrong_costs_no_engine(self, transport: str, stages: bool) -> None:
+        """Weights that fit nobody are the trainer's mistake: whoever was servable still is."""
+        engines = [*_zeros(RIGHT, "e0", stages=stages), *_zeros(RIGHT, "e1", stages=stages)]
+        lenient = {"on_engine_failure": "quarantine", "quorum": 1} if transport == "memory" else {}
+        with Bench(engines, transport, policy=quick(**lenient)) as bench:
+            before = bench.works(RIGHT)
+            result = bench.fails(
+                PlanError, engine="e0", phase="Locked", model={**RIGHT, "head.weight": torch.zeros(3)}
+            )
+            assert {row.disposition for row in result.engines} == {Disposition.serving_old}
+            assert bench.sync.servable() == {"e0": before.version, "e1": before.version}
+            assert not any(look.paused for look in bench.looks().values()), "nobody waits for the next round"
             bench.works(RIGHT)
 
     @TRANSPORTS

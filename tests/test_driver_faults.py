@@ -10,10 +10,14 @@ import random
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, cast
+from unittest.mock import patch
 
 import pytest
 
 from weightsync.fsm.calls import ENGINE_ACTS, Act
+from weightsync.fsm.engine import EngineMachine
+from weightsync.fsm.engine_table import Opened
+from weightsync.fsm.errors import PlanError
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition, Outcome
@@ -37,6 +41,59 @@ def check_next(earlier: Simulation, **options: Any) -> None:
     assert set(result.serving(Disposition.serving_new)) == alive
     assert result.published == ("yes" if alive else "no")
     assert following.round.facts.version >= earlier.round.facts.version
+
+
+UNFIT = "the plan does not fit"
+
+
+@pytest.mark.parametrize("policy", [ALL, GO_ON], ids=["all", "quorum"])
+@pytest.mark.parametrize("inplace", [(), ("e0",)], ids=["staging", "in place"])
+def test_a_plan_that_fits_nobody_costs_nobody(policy: Policy, inplace: tuple[str, ...]) -> None:
+    """The trainer's mistake takes no engine out of routing, whatever the quorum; the first error says it."""
+    simulation = Simulation(engines=3, policy=policy, inplace=inplace)
+    simulation.unfit = True
+    result = simulation.run()
+    assert broken(simulation, result) == []
+    assert result.path == ("Idle", "Locked", "Failed", "Released")
+    assert set(result.serving(Disposition.serving_old)) == {"e0", "e1", "e2"}
+    assert isinstance(result.error, PlanError)
+    assert UNFIT in str(result.error)
+    assert (result.culprit, result.failed_in) == (str(result.error).split()[-1].split("@")[0], "Locked")
+    check_next(simulation)
+
+
+def _unfit_for(simulation: Simulation, *names: str) -> RoundResult:
+    """A round whose plan does not fit these engines."""
+    machines = [simulation.world.partners[name].machine for name in names]
+    honest = EngineMachine.fire
+
+    def fire(machine: EngineMachine, event: Any) -> Any:
+        if machine in machines and isinstance(event, Opened):
+            raise PlanError(f"{UNFIT} {machine}")
+        return honest(machine, event)
+
+    with patch.object(EngineMachine, "fire", fire):
+        return simulation.run()
+
+
+def test_an_engine_that_the_plan_does_not_fit_is_out_if_the_others_are_enough() -> None:
+    """Then it is the engine that is built wrong."""
+    simulation = Simulation(engines=3, policy=GO_ON)
+    result = _unfit_for(simulation, "e1")
+    assert result.outcome is Outcome.partial
+    assert set(result.serving(Disposition.serving_new)) == {"e0", "e2"}
+    assert result.serving(Disposition.quarantined) == ("e1",)
+    assert isinstance(next(row for row in result.engines if row.engine == "e1").error, PlanError)
+
+
+def test_the_others_are_not_enough_when_one_of_them_dies() -> None:
+    """The one that is dead is lost; the one that the plan does not fit keeps what it has."""
+    policy = Policy(deadline=4.0, lease=LEASE, on_engine_failure="quarantine", quorum=2)
+    for seed in range(4):
+        simulation = Simulation(engines=3, policy=policy, seed=seed, faults=[Fault(Act.open, "die", "e0")])
+        result = _unfit_for(simulation, "e1")
+        assert set(result.serving(Disposition.serving_old)) == {"e1", "e2"}
+        assert (result.serving(Disposition.quarantined), result.published) == (("e0",), "no")
 
 
 def check_plain_error(fault: Fault, result: RoundResult) -> None:

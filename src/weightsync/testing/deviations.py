@@ -6,14 +6,15 @@
 A deviation is a plain value and names what it bends by numbers and names, so that the same list of choices
 always leads to the same moment.
 
-Of the message that comes next: ``raise`` (whoever gets it fails at it), ``spoil`` (other bytes), ``lose`` (it
-never arrives: a request that hangs, a reply that is lost), ``late`` (it arrives long after everybody has
-given up on it), ``twice`` (a second one follows at once), ``again`` (a second one follows long after). Of
-another message under way: ``first`` (it overtakes). Of time: ``wait`` (nothing arrives until the next limit
-is reached). Of a process: ``kill``, ``stop`` (until its lease is over, and then it goes on), ``restart`` of
-an engine (another incarnation), ``limit`` (an engine's own limit), ``keeper`` (the lock's host dies, another
-one takes over), ``keeper-gone`` (and nobody does). Of a trainer: ``cancel``, ``alarm`` (somebody says that an
-engine is lost), ``old`` (a receipt of an earlier epoch reaches it).
+Of the message that comes next: ``raise`` (whoever gets it fails at it), ``spoil`` (other bytes), ``unfit``
+(the plan fits no engine, or not this one), ``lose`` (it never arrives: a request that hangs, a reply that
+is lost), ``late`` (it arrives long after everybody has given up on it), ``twice`` (a second one follows at
+once), ``again`` (a second one follows long after). Of another message under way: ``first`` (it overtakes).
+Of time: ``wait`` (nothing arrives until the next limit is reached). Of a process: ``kill``, ``stop`` (until
+its lease is over, and then it goes on), ``restart`` of an engine (another incarnation), ``limit`` (an
+engine's own limit), ``keeper`` (the lock's host dies, another one takes over), ``keeper-gone`` (and nobody
+does). Of a trainer: ``cancel``, ``alarm`` (somebody says that an engine is lost), ``old`` (a receipt of an
+earlier epoch reaches it).
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def _of_a_message(message: Message) -> Iterator[Deviation]:
         yield Deviation("raise", number, told)
     if message.spoil:
         yield Deviation("spoil", number, told)
+    if message.unfit:
+        yield Deviation("unfit", number, told)
     for kind in ("lose", "late") if message.local else ("lose", "late", "twice", "again"):
         yield Deviation(kind, number, told)
 
@@ -160,6 +163,12 @@ def _spoil(system: Composed, number: str) -> None:
         message.spoil()
 
 
+def _unfit(system: Composed, number: str) -> None:
+    message = _arriving(system, number)
+    if message.unfit and message.to not in system.world.dead:
+        message.unfit()
+
+
 def _lose(system: Composed, number: str) -> None:
     _arriving(system, number)
 
@@ -169,7 +178,8 @@ def _late(system: Composed, number: str) -> None:
 
 
 def _later(system: Composed, message: Message, seconds: float = LONG) -> None:
-    rest = {name: getattr(message, name) for name in ("to", "label", "link", "refuse", "spoil", "local")}
+    kept = ("to", "label", "link", "refuse", "spoil", "unfit", "local")
+    rest = {name: getattr(message, name) for name in kept}
     system.world.at(seconds, message.action, **rest)
 
 
@@ -244,6 +254,7 @@ def _keeper_gone(system: Composed, what: str) -> None:
 KINDS: dict[str, Callable[[Composed, str], None]] = {
     "raise": _raise,
     "spoil": _spoil,
+    "unfit": _unfit,
     "lose": _lose,
     "late": _late,
     "twice": _twice,

@@ -17,7 +17,7 @@ from ..fsm.calls import ENGINE_ACTS, LOCK_ACTS, TRANSPORT_ACTS, Act, Call
 from ..fsm.driver import Driver
 from ..fsm.engine import Answer
 from ..fsm.engine_table import EngineFacts, Opened, ResumeOrdered, Session
-from ..fsm.errors import EngineGone, WeightSyncError
+from ..fsm.errors import EngineGone, PlanError, WeightSyncError
 from ..fsm.facts import opening
 from ..fsm.policy import Policy
 from ..fsm.receipt import Expectation
@@ -92,6 +92,7 @@ class Simulation:
         self._jitter, self._steady = jitter, steady
         self._asked: dict[int, tuple[Call, float]] = {}
         self._mute: set[int] = set()
+        self.unfit = False  # whether its plan fits no engine
         if version is None:
             newest = self.world.ledger.newest
             version = 0 if newest is None else newest + 1
@@ -227,8 +228,20 @@ class Simulation:
             f"{call}#{call.number}",
             lambda: self._arrive(call, asked, session),
             refuse=lambda: self.answer(call, error=Injected(f"injected into {call}")),
+            unfit=self._misfit(call, asked, session),
             local=not _addressee(call),
         )
+
+    def _misfit(self, call: Call, asked: float, session: Session) -> Callable[[], None] | None:
+        """What happens instead if the plan fits nobody, or not this engine."""
+
+        def nobody() -> None:
+            self.unfit = True
+            self._arrive(call, asked, session)
+
+        if call.act is Act.open:
+            return lambda: self.answer(call, error=_not_what_it_holds(call))
+        return nobody if call.act is Act.plan else None
 
     def _arrive(self, call: Call, asked: float, session: Session) -> None:
         fault = self.faults.of(call)
@@ -263,6 +276,8 @@ class Simulation:
         if call.engine and partner.incarnation != call.engine.incarnation:
             raise EngineGone(f"engine {call.engine} was started anew")
         match call.act:
+            case Act.open if self.unfit:
+                raise _not_what_it_holds(call)
             case Act.open:
                 machine.fire(Opened(session, self.plan))
             case Act.commit:
@@ -290,6 +305,10 @@ class Simulation:
                 world.ledger = world.ledger.shut(facts.epoch)
                 return world.ledger.ask(facts.version, facts.epoch)
         return None
+
+
+def _not_what_it_holds(call: Call) -> PlanError:
+    return PlanError(f"the plan does not fit {call.engine}")
 
 
 def _addressee(call: Call) -> str:

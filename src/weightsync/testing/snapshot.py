@@ -58,7 +58,7 @@ def owner_key(owner: Owner) -> Hashable:
     return (
         owner.begun, owner.doubt, owner.stopped, driver_key(simulation), simulation.lock.asking,
         simulation.transport.key(), frozenset(simulation._asked),
-        tuple(sorted(simulation.world.memory(owner.name).tainted)),
+        tuple(sorted(simulation.world.memory(owner.name).tainted)), simulation.unfit,
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def driver_key(simulation: Simulation) -> Hashable:
         _position(driver.round), *map(_moment, clocks),
         tuple((number, _moment(item.due)) for number, item in driver._open.items()),
         _script(driver), tuple(driver._undo), frozenset(driver._resumed), frozenset(driver._fenced),
-        driver._awaited, driver._trouble is None, driver._expected, driver._numbers,
+        frozenset(driver._unfit), driver._awaited, driver._trouble is None, driver._expected, driver._numbers,
     )  # fmt: skip
 
 

@@ -108,6 +108,7 @@ class Message:
         link: messages of one link keep their order; without a name a message may overtake any other.
         refuse: what happens instead if whoever gets it fails at it.
         spoil: what happens instead if whoever gets it takes in something else.
+        unfit: what happens instead if the weights fit no engine, or not the one it reaches.
         alarm: whether it is an alarm.
         local: whether it does not leave its process: it can hang, but not come twice.
     """
@@ -120,6 +121,7 @@ class Message:
     link: str = field(default="", compare=False)
     refuse: Callable[[], None] | None = field(default=None, compare=False)
     spoil: Callable[[], None] | None = field(default=None, compare=False)
+    unfit: Callable[[], None] | None = field(default=None, compare=False)
     alarm: bool = field(default=False, compare=False)
     local: bool = field(default=False, compare=False)
 
