@@ -10,13 +10,10 @@ import random
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, cast
-from unittest.mock import patch
 
 import pytest
 
 from weightsync.fsm.calls import ENGINE_ACTS, Act
-from weightsync.fsm.engine import EngineMachine
-from weightsync.fsm.engine_table import Opened
 from weightsync.fsm.errors import PlanError
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
@@ -50,8 +47,7 @@ UNFIT = "the plan does not fit"
 @pytest.mark.parametrize("inplace", [(), ("e0",)], ids=["staging", "in place"])
 def test_a_plan_that_fits_nobody_costs_nobody(policy: Policy, inplace: tuple[str, ...]) -> None:
     """The trainer's mistake takes no engine out of routing, whatever the quorum; the first error says it."""
-    simulation = Simulation(engines=3, policy=policy, inplace=inplace)
-    simulation.unfit = True
+    simulation = Simulation(engines=3, policy=policy, inplace=inplace, faults=[Fault(Act.plan, "unfit")])
     result = simulation.run()
     assert broken(simulation, result) == []
     assert result.path == ("Idle", "Locked", "Failed", "Released")
@@ -62,24 +58,11 @@ def test_a_plan_that_fits_nobody_costs_nobody(policy: Policy, inplace: tuple[str
     check_next(simulation)
 
 
-def _unfit_for(simulation: Simulation, *names: str) -> RoundResult:
-    """A round whose plan does not fit these engines."""
-    machines = [simulation.world.partners[name].machine for name in names]
-    honest = EngineMachine.fire
-
-    def fire(machine: EngineMachine, event: Any) -> Any:
-        if machine in machines and isinstance(event, Opened):
-            raise PlanError(f"{UNFIT} {machine}")
-        return honest(machine, event)
-
-    with patch.object(EngineMachine, "fire", fire):
-        return simulation.run()
-
-
 def test_an_engine_that_the_plan_does_not_fit_is_out_if_the_others_are_enough() -> None:
     """Then it is the engine that is built wrong."""
-    simulation = Simulation(engines=3, policy=GO_ON)
-    result = _unfit_for(simulation, "e1")
+    simulation = Simulation(engines=3, policy=GO_ON, faults=[Fault(Act.open, "unfit", "e1")])
+    result = simulation.run()
+    assert broken(simulation, result) == []
     assert result.outcome is Outcome.partial
     assert set(result.serving(Disposition.serving_new)) == {"e0", "e2"}
     assert result.serving(Disposition.quarantined) == ("e1",)
@@ -89,9 +72,11 @@ def test_an_engine_that_the_plan_does_not_fit_is_out_if_the_others_are_enough() 
 def test_the_others_are_not_enough_when_one_of_them_dies() -> None:
     """The one that is dead is lost; the one that the plan does not fit keeps what it has."""
     policy = Policy(deadline=4.0, lease=LEASE, on_engine_failure="quarantine", quorum=2)
+    faults = [Fault(Act.open, "die", "e0"), Fault(Act.open, "unfit", "e1")]
     for seed in range(4):
-        simulation = Simulation(engines=3, policy=policy, seed=seed, faults=[Fault(Act.open, "die", "e0")])
-        result = _unfit_for(simulation, "e1")
+        simulation = Simulation(engines=3, policy=policy, seed=seed, faults=faults)
+        result = simulation.run()
+        assert broken(simulation, result) == []
         assert set(result.serving(Disposition.serving_old)) == {"e1", "e2"}
         assert (result.serving(Disposition.quarantined), result.published) == (("e0",), "no")
 

@@ -253,6 +253,8 @@ class Simulation:
             self.answer(call, error=EngineGone(f"engine {call.engine} is dead"))
         elif kind == "raise":
             self.answer(call, error=Injected(f"injected into {call}"))
+        elif kind == "unfit" and (misfit := self._misfit(call, asked, session)) is not None:
+            misfit()
         elif kind not in ("hang", "die"):
             if kind == "lost":
                 self._mute.add(call.number)

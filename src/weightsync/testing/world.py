@@ -39,7 +39,8 @@ class Fault:
         act: the kind of call it bends.
         kind: ``raise`` the work fails; ``hang`` it is never done nor answered; ``lost`` it is done, its
             answer is lost; ``die`` the partner is gone from then on; ``corrupt`` (with ``broadcast`` and an
-            engine) the engine applies other bytes, so that its receipt proves something else. A fault of
+            engine) the engine applies other bytes, so that its receipt proves something else;
+            ``unfit`` the plan fits no engine (with ``plan``), or not this one (with ``open``). A fault of
             abort, release or renew happens each time, every other one once.
         engine: whose call, for the acts of an engine; any by default. With ``broadcast``: which engine fails
             over a bucket; with ``collect``: whose receipt is concerned.
@@ -47,7 +48,7 @@ class Fault:
     """
 
     act: Act
-    kind: Literal["raise", "hang", "lost", "die", "corrupt"] = "raise"
+    kind: Literal["raise", "hang", "lost", "die", "corrupt", "unfit"] = "raise"
     engine: str | None = None
     bucket: int | None = None
 

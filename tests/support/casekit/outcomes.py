@@ -153,6 +153,8 @@ def _scenarios() -> Iterator[Scenario]:
     yield Scenario("an engine applies other bytes", State.Broadcasting, "at bucket 1", (wrong,))
     yield from _said("the transport", ("raises", "is silent"), _TRANSPORT)
     yield Scenario("the weights raise", State.Locked, "being read", (Fault(Act.plan),))
+    yield Scenario("the weights do not fit", State.Locked, "any engine", (Fault(Act.plan, "unfit"),))
+    yield Scenario("the weights do not fit", State.Locked, "one engine", (Fault(Act.open, "unfit", "e0"),))
     yield from _said("a handler", ("raises", "is silent"), _EXECUTOR)
     yield from _said("the ledger", ("raises", "is silent", "does it, and its answer is lost"), _LEDGER)
     yield from _said("the lock", ("raises", "is silent", "does it, and its answer is lost"), _LOCK)
