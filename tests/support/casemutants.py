@@ -209,7 +209,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "ties_forgotten": (ties_forgotten, "tensors.py::TestB31 -k memory"),
     "cancellation_swallowed": (cancellation_swallowed, "async.py::TestB39 -k around_a_round"),
     "cancellation_not_waited_for": (cancellation_not_waited_for, "async.py::TestB39 -k cancelled_task"),
-    "silence_is_endured": (silence_is_endured, "waits.py::TestB09 -k begin"),
+    "silence_is_endured": (silence_is_endured, "waits.py::TestB09 -k bucket"),
     "who_left_is_only_late": (who_left_is_only_late, "waits.py::TestB08 -k b08_a"),
     "the_end_of_a_lease_is_told_once": (the_end_of_a_lease_is_told_once, "guards.py -k unsettled"),
     "groups_left_open": (groups_left_open, "leaks.py::TestB34 -k collective"),
