@@ -11,7 +11,9 @@ version; loaded in place, it holds a mix and is Quarantined, and only a full res
 A rank that committed stays committed, whoever aborts.
 
 Every closed epoch is a tombstone (``fenced``): frames, commits and opens of it or of an earlier one are
-refused for ever, also when an abort overtakes the open it was meant for.
+refused for ever, also when an abort overtakes the open it was meant for. A session of such an epoch is not
+left open either: whoever aborts a later one is told what the rank is, and a rank in a pause that nobody will
+ever end is not what it was.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class EngineFacts:
         return max(self.fenced, self.session.epoch if self.session else 0)
 
     def live(self, session: Session) -> bool:
-        """Whether ``session`` is open and may still go on: no abort of a later one was seen meanwhile."""
-        return session == self.session and session.epoch > self.fenced
+        """Whether ``session`` is open: its epoch is above every one that was closed here."""
+        return session == self.session
 
 
 # -- events -----------------------------------------------------------------------------------------------
@@ -165,11 +167,6 @@ ENGINE_EVENTS: tuple[type[EngineEvent], ...] = EngineEvent.__args__
 
 def ours(facts: EngineFacts, event: Any, state: EngineState) -> bool:
     """It belongs to the open session."""
-    return bool(event.session == facts.session)
-
-
-def live(facts: EngineFacts, event: Any, state: EngineState) -> bool:
-    """It belongs to the open session, which no abort of a later one has overtaken."""
     return facts.live(event.session)
 
 
@@ -181,7 +178,7 @@ def newer(facts: EngineFacts, event: Opened, state: EngineState) -> bool:
 def in_turn(facts: EngineFacts, event: FrameSeen, state: EngineState) -> bool:
     """The frame of the open session whose turn it is."""
     return (
-        live(facts, event, state)
+        ours(facts, event, state)
         and facts.plan is not None
         and event.index == facts.frames < facts.plan.buckets
     )
@@ -189,7 +186,7 @@ def in_turn(facts: EngineFacts, event: FrameSeen, state: EngineState) -> bool:
 
 def all_frames(facts: EngineFacts, event: AllApplied, state: EngineState) -> bool:
     """Every bucket of the plan was seen in the open session."""
-    return live(facts, event, state) and facts.plan is not None and facts.frames == facts.plan.buckets
+    return ours(facts, event, state) and facts.plan is not None and facts.frames == facts.plan.buckets
 
 
 def whole(facts: EngineFacts, event: Any, state: EngineState) -> bool:
@@ -205,6 +202,26 @@ def torn(facts: EngineFacts, event: Any, state: EngineState) -> bool:
 def other(facts: EngineFacts, event: Any, state: EngineState) -> bool:
     """It belongs to a session that is not the open one."""
     return not ours(facts, event, state)
+
+
+def buries(facts: EngineFacts, event: AbortOrdered, state: EngineState) -> bool:
+    """It closes the epoch of the open session, which is another one's: that can go no further."""
+    return other(facts, event, state) and not beneath(facts, event, state)
+
+
+def beneath(facts: EngineFacts, event: AbortOrdered, state: EngineState) -> bool:
+    """It is of an epoch below the open session's, which the opening has closed."""
+    return facts.session is not None and event.session.epoch < facts.session.epoch
+
+
+def ends_whole(facts: EngineFacts, event: AbortOrdered, state: EngineState) -> bool:
+    """The open session ends, by its own abort or a later one, and the old weights are untouched."""
+    return not beneath(facts, event, state) and not facts.torn
+
+
+def ends_torn(facts: EngineFacts, event: AbortOrdered, state: EngineState) -> bool:
+    """The same, and it leaves a mix, or weights that were never proven."""
+    return not beneath(facts, event, state) and facts.torn
 
 
 def ended(facts: EngineFacts, event: ResumeOrdered, state: EngineState) -> bool:
@@ -283,9 +300,9 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
 
     (FrameSeen,     Paused,      Receiving,   in_turn,    seen),
     (Opened,        Paused,      Paused,      newer,      opened),
-    (AbortOrdered,  Paused,      Serving,     whole,      over),
-    (AbortOrdered,  Paused,      Quarantined, torn,       over_torn),
-    (AbortOrdered,  Paused,      stays,       other,      fence),
+    (AbortOrdered,  Paused,      Serving,     ends_whole, over),
+    (AbortOrdered,  Paused,      Quarantined, ends_torn,  over_torn),
+    (AbortOrdered,  Paused,      stays,       beneath,    None),
     (LimitReached,  Paused,      Serving,     whole,      over),
     (LimitReached,  Paused,      Quarantined, torn,       over_torn),
     (LimitReached,  Paused,      stays,       other,      None),
@@ -293,28 +310,28 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (FrameSeen,     Receiving,   stays,       in_turn,    seen),
     (AllApplied,    Receiving,   Releasing,   all_frames, None),
     (Opened,        Receiving,   Paused,      newer,      opened),
-    (AbortOrdered,  Receiving,   Serving,     whole,      over),
-    (AbortOrdered,  Receiving,   Quarantined, torn,       over_torn),
-    (AbortOrdered,  Receiving,   stays,       other,      fence),
+    (AbortOrdered,  Receiving,   Serving,     ends_whole, over),
+    (AbortOrdered,  Receiving,   Quarantined, ends_torn,  over_torn),
+    (AbortOrdered,  Receiving,   stays,       beneath,    None),
     (LimitReached,  Receiving,   Serving,     whole,      over),
     (LimitReached,  Receiving,   Quarantined, torn,       over_torn),
     (LimitReached,  Receiving,   stays,       other,      None),
 
-    (ViewClosed,    Releasing,   Acked,       live,       closed_view),
+    (ViewClosed,    Releasing,   Acked,       ours,       closed_view),
     (Opened,        Releasing,   Paused,      newer,      opened),
-    (AbortOrdered,  Releasing,   Serving,     whole,      over),
-    (AbortOrdered,  Releasing,   Quarantined, torn,       over_torn),
-    (AbortOrdered,  Releasing,   stays,       other,      fence),
+    (AbortOrdered,  Releasing,   Serving,     ends_whole, over),
+    (AbortOrdered,  Releasing,   Quarantined, ends_torn,  over_torn),
+    (AbortOrdered,  Releasing,   stays,       beneath,    None),
     (LimitReached,  Releasing,   Serving,     whole,      over),
     (LimitReached,  Releasing,   Quarantined, torn,       over_torn),
     (LimitReached,  Releasing,   stays,       other,      None),
 
-    (CommitOrdered, Acked,       Committed,   live,       took_over),
+    (CommitOrdered, Acked,       Committed,   ours,       took_over),
     (CommitBroke,   Acked,       Quarantined, ours,       broke),
     (Opened,        Acked,       Paused,      newer,      opened),
-    (AbortOrdered,  Acked,       Serving,     whole,      over),
-    (AbortOrdered,  Acked,       Quarantined, torn,       over_torn),
-    (AbortOrdered,  Acked,       stays,       other,      fence),
+    (AbortOrdered,  Acked,       Serving,     ends_whole, over),
+    (AbortOrdered,  Acked,       Quarantined, ends_torn,  over_torn),
+    (AbortOrdered,  Acked,       stays,       beneath,    None),
     (LimitReached,  Acked,       Serving,     whole,      over),
     (LimitReached,  Acked,       Quarantined, torn,       over_torn),
     (LimitReached,  Acked,       stays,       other,      None),
@@ -323,7 +340,8 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (CommitOrdered, Committed,   stays,       ours,       None),
     (Opened,        Committed,   Paused,      newer,      opened),
     (AbortOrdered,  Committed,   stays,       ours,       None),
-    (AbortOrdered,  Committed,   stays,       other,      fence),
+    (AbortOrdered,  Committed,   Serving,     buries,     over),
+    (AbortOrdered,  Committed,   stays,       beneath,    None),
     (LimitReached,  Committed,   Serving,     ours,       over),
     (LimitReached,  Committed,   stays,       other,      None),
 

@@ -29,7 +29,8 @@ ENGINE_PROMISES: dict[str, str] = {
     "total": "an abort and the rank's own limit are never refused",
     "owed": "the fact whose turn it is is never refused",
     "unasked": "a fact whose turn it is not is refused",
-    "tombstone": "an epoch that was closed stays closed: no open, frame or commit of it is taken in",
+    "tombstone": "an epoch that was closed stays closed: no open, frame or commit of it is taken in, and no "
+    "session of it is left open",
     "onward": "a fact of the open session leads to the state it is there for",
     "acked": "Acked is entered from Releasing only, by letting go of the buffer, and knows what was applied",
     "version": "the version changes by a commit, to that of its session, or is lost when the rank is torn",
@@ -38,7 +39,8 @@ ENGINE_PROMISES: dict[str, str] = {
     "staged": "a rank that stages is quarantined by a broken commit only, or if it was before",
     "session": "a session is open in every state but Serving and Quarantined",
     "counted": "frames are counted one by one, and none is missing from Releasing on",
-    "others": "whoever is neither the open session nor opens a later one, changes nothing but tombstones",
+    "others": "whoever is neither the open session, nor opens or aborts a later one, changes nothing but "
+    "tombstones",
     "inevitable": "with its own limit alone, every session ends",
 }
 """Every promise of an engine rank, by name."""
@@ -170,12 +172,20 @@ _TURN: dict[type[Any], Callable[[Rank, Any], bool]] = {
 def _step_breaks(before: Rank, event: EngineEvent, after: Rank) -> Iterator[str]:
     if not _welcome(before, event):
         yield "unasked"
-    if event.session == before.facts.session or isinstance(event, t.Opened):
+    if event.session == before.facts.session or isinstance(event, t.Opened) or _buries(before, event):
         yield from _leads(before, event, after)
     elif after != Rank(before.state, replace(before.facts, fenced=after.facts.fenced)):
         yield "others"
     yield from _fences(before, event, after)
     yield from _weights(before, event, after)
+
+
+def _buries(before: Rank, event: EngineEvent) -> bool:
+    """Whether another session's abort closes the epoch of the open one, which ends by that."""
+    session = before.facts.session
+    if session is None or session == event.session or not isinstance(event, t.AbortOrdered):
+        return False
+    return event.session.epoch >= session.epoch
 
 
 def _leads(before: Rank, event: EngineEvent, after: Rank) -> Iterator[str]:
@@ -229,7 +239,8 @@ def _weights(before: Rank, event: EngineEvent, after: Rank) -> Iterator[str]:
     if after.facts.committed != before.facts.committed and not committed:
         yield "kept"
     left = before.state is Committed and after.state is not Committed
-    if left and not isinstance(event, t.ResumeOrdered | t.LimitReached | t.Opened):
+    may_leave = isinstance(event, t.ResumeOrdered | t.LimitReached | t.Opened) or _buries(before, event)
+    if left and not may_leave:
         yield "kept"
     if before.facts.torn and not after.facts.torn and not committed:
         yield "torn"
@@ -245,6 +256,8 @@ def _standing(node: Rank) -> Iterator[str]:
     idle = state in (Serving, Quarantined)
     if (facts.session is None) != idle or (facts.plan is None) != idle:
         yield "session"
+    if facts.session is not None and facts.session.epoch <= facts.fenced:
+        yield "tombstone"
     if facts.torn != (state is Quarantined) and idle:
         yield "torn"
     if state is Quarantined and facts.version is not None:

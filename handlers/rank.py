@@ -132,12 +132,14 @@ class Rank:
     # -- ending --------------------------------------------------------------------------------------------
 
     def abort(self, session: Session) -> Answer:
-        """End the session; the answer is given when nothing of it writes any more."""
+        """End the session, or an older one; the answer is given when nothing of it writes any more."""
         with self.turn():
-            running = self._running(session)
+            older, running = self.machine.facts.session, self._running_by(session)
             self.machine.fire(AbortOrdered(session))
             answer = self.machine.answer(session)
             self._decided(session)
+            if older is not None and not self.in_session(older):
+                self.silence.stop(older)
         if running is not None:
             running.cancel()
         self.await_settled(running, self.patience)
@@ -175,6 +177,11 @@ class Rank:
 
     def _running(self, session: Session) -> Running | None:
         return self.running if self.running is not None and self.running.session == session else None
+
+    def _running_by(self, session: Session) -> Running | None:
+        """The last reception, if an abort of ``session`` ends it: one of a newer session goes on."""
+        running = self.running
+        return running if running is not None and running.session.epoch <= session.epoch else None
 
     def _decided(self, session: Session) -> None:
         if self.in_session(session):

@@ -213,6 +213,16 @@ class FirstComes(LocalEngine):
         return super().open(session, *args)
 
 
+class ItsOwnOnly(LocalEngine):
+    """Keeps an older session when a newer one is aborted."""
+
+    def abort(self, session: Session) -> Future[Answer]:
+        """Of another session there is nothing to end."""
+        if self.receiver._machine.facts.session not in (None, session):
+            return done(Answer.reverted)
+        return super().abort(session)
+
+
 class Paraphrasing(LocalEngine):
     """Says in its own words what went wrong."""
 
@@ -385,6 +395,7 @@ MUTANTS = {
     "takes words that are late": Mutant("stale-refused", ["stale-words"], Careless),
     "forgets aborts": Mutant("stale-refused", ["abort-unopened"], Guessing),
     "keeps the older session": Mutant("newer-wins", ["newer-session"], FirstComes),
+    "keeps it when a newer one is aborted": Mutant("newer-wins", ["newer-abort"], ItsOwnOnly),
     "is every life": Mutant("incarnation", ["another-incarnation"], patch=any_life),
     "takes any plan": Mutant("plan-checked", ["plan-that-does-not-fit"], patch=any_plan),
     "paraphrases": Mutant("errors-as-raised", ["errors-come-out"], Paraphrasing),

@@ -147,7 +147,7 @@ WALK = [
 
 CIRCLE = [
     ("Serving", "Opened", "newer"), ("Paused", "FrameSeen", "in_turn"), ("Receiving", "Opened", "newer"),
-    ("Paused", "Opened", "newer"), ("Paused", "AbortOrdered", "whole"),
+    ("Paused", "Opened", "newer"), ("Paused", "AbortOrdered", "ends_whole"),
 ]  # fmt: skip
 
 

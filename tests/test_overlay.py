@@ -165,7 +165,7 @@ def test_a_path_can_pass_twice() -> None:
     """An engine serves many sessions: an edge carries all its numbers, a state the sum of its times."""
     session = (
         ("Serving", "Opened", "newer", 2.0), ("Paused", "Opened", "newer", 0.5),
-        ("Paused", "AbortOrdered", "whole", 0.25),
+        ("Paused", "AbortOrdered", "ends_whole", 0.25),
     )  # fmt: skip
     trace = read_trace(ENGINE, log(*session, *session, table=ENGINE))
     assert [step.number for step in trace.on(("Serving", "Paused"))] == [1, 4]
@@ -239,7 +239,7 @@ def test_a_log_without_the_wanted_round_is_refused(records: list[dict[str, Any]]
 
 def test_a_long_path_is_named_by_its_ends() -> None:
     """The line over the picture stays one line."""
-    there = ("Serving", "Opened", "newer", 1.0), ("Paused", "AbortOrdered", "whole", 1.0)
+    there = ("Serving", "Opened", "newer", 1.0), ("Paused", "AbortOrdered", "ends_whole", 1.0)
     trace: Trace = read_trace(ENGINE, log(*there * 20, table=ENGINE))
     assert trace.summary.count("Serving") == 4
     assert "\N{HORIZONTAL ELLIPSIS}" in trace.summary

@@ -522,6 +522,54 @@ class TestAbort:
                 engine.open(ONE)
         assert (engine.state(), engine.values()) == (state, values)
 
+    @pytest.mark.parametrize(("where", "stages", "answer", "state", "values"), ENDS)
+    def test_of_a_later_epoch_it_ends_an_earlier_session(
+        self, where: str, stages: bool, answer: Answer, state: EngineState, values: list[float]
+    ) -> None:
+        """A dead trainer's session: whoever aborts a later one hears what the engine is from now on."""
+        engine, later = Engine(stages=stages), session(2, version=2)
+        receiving = reach(engine, where)
+        torn = answer is Answer.torn
+        assert engine.receiver.abort(later) is (Answer.torn if torn else Answer.reverted)
+        assert engine.state() is (EngineState.Quarantined if torn else EngineState.Serving)
+        assert engine.values() == values
+        assert engine.generates() is not torn
+        assert engine.receiver._rank.silence._session is None, "nobody waits for the end of a session"
+        if receiving is not None:
+            with pytest.raises(StaleSession, match="ended meanwhile"):
+                receiving.result(SOON)
+        if where == "committed":
+            assert engine.receiver.abort(ONE) is Answer.committed
+        with pytest.raises(StaleSession):
+            engine.open(later)
+
+    def test_of_an_earlier_epoch_it_leaves_a_later_session_alone(self) -> None:
+        """A trainer that was stopped goes on, and aborts its own."""
+        engine, later = Engine(), session(2)
+        engine.open(later)
+        receiving = engine.receive(later)
+        assert engine.pipes[0].entered.wait(SOON)
+        assert engine.receiver.abort(ONE) is Answer.reverted
+        assert engine.is_in(EngineState.Paused)
+        engine.pipes[0].feed(5)
+        assert len(receiving.result(SOON)) == 1
+
+    def test_a_later_one_waits_until_an_earlier_session_writes_nothing_any_more(self) -> None:
+        """Before that nobody can say what the engine is, whoever asks."""
+        engine = Engine(stages=False)
+        engine.fault.hanging = ("apply", 1)
+        engine.open(ONE)
+        receiving = engine.receive(ONE)
+        engine.pipes[0].feed(5)
+        assert engine.fault.hung.wait(SOON)
+        aborting = spawn("abort", engine.receiver.abort, session(2))
+        assert engine.pipes[0].closed.wait(SOON)
+        assert not aborting.done()
+        engine.fault.go_on.set()
+        assert aborting.result(SOON) is Answer.torn
+        with pytest.raises(StaleSession):
+            receiving.result(SOON)
+
     @pytest.mark.parametrize("stages", [True, False])
     def test_what_was_torn_is_cleared_by_a_full_resend_only(self, stages: bool) -> None:
         """Aborting the resend before it begins leaves the engine quarantined; committing it does not."""

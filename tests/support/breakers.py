@@ -50,7 +50,7 @@ def publish_with_the_first(row: Row[Any]) -> Row[Any]:
 
 def serve_a_mix(row: Row[Any]) -> Row[Any]:
     """An engine that was torn in the middle serves again."""
-    if row.event is t.AbortOrdered and row.source is EngineState.Receiving and guarded(row) == "torn":
+    if row.event is t.AbortOrdered and row.source is EngineState.Receiving and guarded(row) == "ends_torn":
         return replace(row, target=EngineState.Serving, learn=t.over)
     return row
 

@@ -136,6 +136,25 @@ def newer_session(tested: EngineUnderTest) -> None:
         visit.serves(session)
 
 
+@checked(ENDINGS, "newer-abort")
+def newer_abort(tested: EngineUnderTest) -> None:
+    """A newer trainer fails before it opens anything: what it is told of the engine is so."""
+    with Visit(tested) as visit:
+        before, old = visit.content(), visit.opened()
+        told = visit.answer(
+            NEWER_WINS, visit.ask(visit.link.abort, visit.session()), "abort of a newer session"
+        )
+        NEWER_WINS.unless(told is Answer.reverted, f"it says {told}, and an older session had only paused it")
+        visit.becomes(NEWER_WINS, EngineState.Serving)
+        NEWER_WINS.unless(
+            visit.content() == before and visit.admits(), "it says that it reverted, and admits no generation"
+        )
+        visit.error(
+            NEWER_WINS, visit.ask(visit.link.commit, old), "commit of the older session", StaleSession
+        )
+        visit.round()
+
+
 @checked(ENDINGS, "another-incarnation")
 def another_incarnation(tested: EngineUnderTest) -> None:
     """An open that is meant for another life of the engine is refused before anything happens."""

@@ -83,9 +83,9 @@ STALE_IS_REFUSED = Rule(
 )
 NEWER_WINS = Rule(
     "newer-wins",
-    "open of a newer epoch ends an older session, also one that is stuck, and words of that are refused "
-    "from then on.",
-    "End the older reception in open, and wait until it writes nothing any more.",
+    "open or abort of a newer epoch ends an older session, also one that is stuck, and words of that are "
+    "refused from then on.",
+    "End the older reception in open and in abort, and wait until it writes nothing any more.",
 )
 INCARNATION = Rule(
     "incarnation",
