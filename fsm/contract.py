@@ -231,7 +231,11 @@ class Sink(Protocol):
         """What the engine holds, under every name."""
 
     def check(self, plan: Plan) -> None:
-        """Raise PlanError unless ``plan`` brings exactly what the engine holds. Changes nothing."""
+        """Raise PlanError unless ``plan`` brings exactly what the engine holds. Changes nothing.
+
+        What no plan is to blame for is another error: weights that are not in memory, for example. A
+        PlanError says that the engine goes on with what it has.
+        """
 
     def open(self, plan: Plan) -> Mapping[str, Any]:
         """Where the buckets of ``plan`` are to be written, by the names of ``plan.tensors``."""
@@ -292,7 +296,7 @@ class EngineLink(Protocol):
         """Make the new version the engine's own."""
 
     def abort(self, session: Session) -> Future[Answer]:
-        """End the session and say what the engine is; from then on it refuses the session."""
+        """End the session, or an older one; say what the engine is. From then on it refuses the session."""
 
     def resume(self, session: Session) -> Future[None]:
         """Let a committed engine generate again."""

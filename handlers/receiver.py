@@ -24,7 +24,6 @@ from ..fsm.errors import (
     EngineAsleep,
     EngineGone,
     IllegalEvent,
-    PlanError,
     PlanUnknown,
     SetupError,
     StaleSession,
@@ -33,6 +32,7 @@ from ..fsm.plan import Plan, make_plan
 from ..fsm.receipt import Expectation, Receipt
 from ..fsm.states import EngineState
 from .gate import Gate
+from .known_plans import KnownPlans
 from .rank import Rank
 from .reception import Reception
 
@@ -46,7 +46,7 @@ FAULT_POINTS = (
 answer, when everything is done: to raise there is to lose the answer. ``bucket`` is -1 if there is none."""
 
 _LOGGER = logging.getLogger("weightsync")
-_PLANS = 4  # layouts that a receiver remembers
+_UNOPENED = 4  # opens that failed and are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Receiver:
         )
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
-        self._plans: dict[str, Plan] = {}
+        self._plans = KnownPlans(engine)
         self._opens = threading.Condition()
         self._unopened: dict[Session, BaseException] = {}
         self._pausing: set[Session] = set()
@@ -164,6 +164,7 @@ class Receiver:
             EngineAsleep: its weights are not in memory.
             PlanUnknown: send the whole plan.
             PlanError: what the plan brings is not what the engine holds.
+            EngineError: the engine cannot be written, or is no longer what its last commit was written to.
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
             StaleSession: a newer session was open already, or this one was aborted meanwhile.
         """
@@ -254,9 +255,8 @@ class Receiver:
         self.check_incarnation(incarnation)
         if self._asleep():
             raise EngineAsleep(f"engine {self.engine} is asleep: wake it before weights are handed over")
-        plan = self._whole(plan)
-        _check_expectation(plan, expected)
-        self._sink.check(plan)
+        plan = self._plans.whole(plan)
+        self._plans.check(plan, expected, self._sink)
         self._rank.open(session, expected, limit)
         try:
             return self._ready(session, plan, expected, limit)
@@ -311,20 +311,9 @@ class Receiver:
                 self._job = job
             if unopened is not None:
                 self._unopened[unopened[0]] = unopened[1]
-            while len(self._unopened) > _PLANS:
+            while len(self._unopened) > _UNOPENED:
                 self._unopened.pop(next(iter(self._unopened)))
             self._opens.notify_all()
-
-    def _whole(self, plan: Plan | str) -> Plan:
-        if isinstance(plan, str):
-            known = self._plans.get(plan)
-            if known is None:
-                raise PlanUnknown(f"engine {self.engine} does not know plan {plan[:12]}; send the whole plan")
-            return known
-        self._plans[plan.fingerprint] = plan
-        while len(self._plans) > _PLANS:
-            self._plans.pop(next(iter(self._plans)))
-        return plan
 
     def _ready(self, session: Session, plan: Plan, expected: Expectation, limit: float) -> _Job:
         with self._rank.silence.word(session), self._rank.turn():
@@ -385,6 +374,7 @@ class Receiver:
         try:
             self._sink.commit(self._job.plan)
             self._fault("copied")
+            self._plans.taken(self._job.plan)
             if self._on_commit is not None:
                 self._on_commit(session.version)
         except BaseException as error:
@@ -403,11 +393,3 @@ def _awake() -> bool:
 
 def _log_refusal(error: Exception) -> None:
     _LOGGER.warning("%s", error)
-
-
-def _check_expectation(plan: Plan, expected: Expectation) -> None:
-    """What the receipt is to say must be what the plan says."""
-    mine = (plan.fingerprint[:12], len(plan.tensors), plan.nbytes, len(plan.buckets))
-    asked = (expected.fingerprint[:12], expected.tensors, expected.bytes, expected.buckets)
-    if mine != asked:
-        raise PlanError(f"a receipt for {asked} is expected, but the plan is {mine}; send the right plan")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..fsm import checks
-from ..fsm.errors import PlanError
+from ..fsm.errors import EngineError, PlanError
 from ..fsm.plan import Plan
 from ..fsm.tensors import TensorSpec, diff, has_memory, spec
 
@@ -61,7 +61,12 @@ class _Live:
         return tuple(_describe(name, tensor) for name, tensor in self._tensors().items())
 
     def check(self, plan: Plan) -> None:
-        """Raise PlanError unless the plan brings exactly what the engine holds. Changes nothing."""
+        """Raise PlanError unless the plan brings exactly what the engine holds. Changes nothing.
+
+        Raises:
+            PlanError: it brings something else.
+            EngineError: whatever it brings, there is no memory to write it to.
+        """
         tensors = self._tensors()
         now = (
             plan.fingerprint,
@@ -77,9 +82,10 @@ class _Live:
             for name, tensor in tensors.items()
             if name in covered or _place(tensor) not in sent
         ]
+        if lines := _unwritable(tensors):  # no plan is to blame for that
+            raise EngineError(_summary(lines))
         lines = [str(each) for each in diff(plan.tensors, held, ties=plan.ties)]
-        lines += _unwritable(tensors) + _torn_ties(tensors, covered)
-        if lines:
+        if lines := lines + _torn_ties(tensors, covered):
             raise PlanError(_summary(lines))
         self._checked = now
 
@@ -206,7 +212,7 @@ def _room(tensor: Tensor) -> int:
 def _refuse_lost(name: str, *tensors: Tensor) -> None:
     """To read or write a tensor without memory would end the process."""
     if not all(has_memory(tensor) for tensor in tensors):
-        raise PlanError(f"tensor {name!r}: the engine gave its memory away during the session")
+        raise EngineError(f"tensor {name!r}: the engine gave its memory away during the session")
 
 
 def _unwritable(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -15,13 +16,17 @@ from torch import Tensor, nn
 from casekit.bench import Bench, quick, threads
 from casekit.engines import InThreads
 from casekit.tensors import NAMES, same, state
+from weightsync import WeightSync, receiver_for
+from weightsync.fsm.engine import Answer
 from weightsync.fsm.engine_table import Session
-from weightsync.fsm.errors import PlanError, SetupError
+from weightsync.fsm.errors import EngineError, PlanError, SetupError
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation
 from weightsync.fsm.states import Disposition
 from weightsync.handlers.local_engine import LocalEngine
+from weightsync.handlers.receiver import Receiver
+from weightsync.handlers.threads import spawn
 from weightsync.transports.weights import TorchWeights
 
 pytestmark = pytest.mark.timeout(60)
@@ -161,6 +166,52 @@ WRONG: dict[str, tuple[Held, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+class _AnswersLate(LocalEngine):
+    """A link whose answer to an open is on its way until the session is aborted."""
+
+    late = False
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__(receiver)
+        self._aborted = threading.Event()
+
+    def open(self, *word: Any) -> Future[None]:
+        """Hold the answer back."""
+        asked = super().open(*word)
+        if not self.late:
+            return asked
+
+        def late() -> None:
+            assert self._aborted.wait(30.0)
+            asked.result()
+
+        return spawn("late", late)
+
+    def abort(self, session: Session) -> Future[Answer]:
+        """From now on it may arrive."""
+        self._aborted.set()
+        return super().abort(session)
+
+
+def _give_memory_away(held: Held) -> None:
+    tensor = torch.zeros(8)
+    tensor.untyped_storage().resize_(0)
+    held["head.weight"] = tensor
+
+
+GONE: dict[str, tuple[Callable[[Held], object], Held]] = {
+    "meta": (lambda held: held.update({"head.weight": torch.zeros(8, device="meta")}), {}),
+    "resized": (_give_memory_away, {}),
+    "resized-and-the-trainer-is-wrong-too": (_give_memory_away, {"head.weight": torch.zeros(3)}),
+    "another-shape": (lambda held: held.update({"head.weight": torch.zeros(4)}), {}),
+    "another-shape-and-the-trainer-is-wrong-too": (
+        lambda held: held.update({"head.weight": torch.zeros(4)}), {"head.weight": torch.zeros(3)},
+    ),
+    "a-name-less": (lambda held: held.pop("head.weight"), {}),
+}  # fmt: skip
+"""What becomes of an engine after its last commit, and what is sent instead then."""
+
+
 class TestB29:
     """Trainer and engine do not agree on what is sent.
 
@@ -201,6 +252,44 @@ class TestB29:
             assert bench.sync.servable() == {"e0": before.version, "e1": before.version}
             assert not any(look.paused for look in bench.looks().values()), "nobody waits for the next round"
             bench.works(RIGHT)
+
+    @pytest.mark.parametrize(("transport", "quorum"), [("memory", None), ("memory", 1), ("collective", None)])
+    def test_b29_whose_receiving_half_says_so_first(self, transport: str, quorum: int | None) -> None:
+        """The failure of `receive` may overtake the answer to `open`: it decides nothing by itself."""
+        held = [{name: tensor.clone() for name, tensor in RIGHT.items()} for _ in range(3)]
+        links = [_AnswersLate(receiver_for(each, f"e{number}")) for number, each in enumerate(held)]
+        lenient = {"on_engine_failure": "quarantine", "quorum": quorum} if quorum else {}
+        with WeightSync(links, transport=transport, policy=quick(**lenient)) as sync:
+            sync.begin(0, RIGHT).wait().require()
+            before = sync.servable()
+            for link in links:
+                link.late = True
+            result = sync.begin(1, {**RIGHT, "head.weight": torch.zeros(3)}).wait()
+            assert isinstance(result.error, PlanError)
+            assert {row.disposition for row in result.engines} == {Disposition.serving_old}
+            assert sync.servable() == before
+            assert before.keys() == {"e0", "e1", "e2"}
+
+    @TRANSPORTS
+    @STAGES
+    @pytest.mark.parametrize("case", GONE)
+    def test_b29_an_engine_that_lost_its_weights_is_out(
+        self, case: str, transport: str, stages: bool
+    ) -> None:
+        """No plan is to blame, whatever it brings: nobody may ask that engine for a sample."""
+        lost, brought = GONE[case]
+        held = [{name: tensor.clone() for name, tensor in RIGHT.items()} for _ in range(3)]
+        links = [LocalEngine(receiver_for(each, f"e{n}", stages=stages)) for n, each in enumerate(held)]
+        with WeightSync(links, transport=transport, policy=quick()) as sync:
+            version = sync.begin(0, RIGHT).wait().require().version
+            lost(held[0])
+            result = sync.begin(1, {**RIGHT, **brought}).wait()
+            assert isinstance(result.error, EngineError)
+            assert (result.culprit, result.failed_in) == ("e0", "Locked")
+            assert sync.servable() == {"e1": version, "e2": version}
+            held[0].update({name: torch.zeros(8) for name in NAMES})
+            sync.begin(2, RIGHT).wait().require()
+            assert sync.servable().keys() == {"e0", "e1", "e2"}
 
     @TRANSPORTS
     def test_b29_d_another_bucket_limit(self, transport: str) -> None:

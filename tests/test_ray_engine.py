@@ -119,7 +119,7 @@ class Engine(weightsync.RayReceiver):
     def forget(self) -> None:
         """Know no plan any more."""
         assert self.weightsync_receiver is not None
-        self.weightsync_receiver._plans.clear()
+        self.weightsync_receiver._plans._plans.clear()
 
     @ray.method(concurrency_group="test")
     def hang_up(self) -> None:

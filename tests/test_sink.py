@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from casekit.tensors import given_away
-from weightsync.fsm.errors import PlanError
+from weightsync.fsm.errors import EngineError, PlanError
 from weightsync.fsm.plan import Plan, Tie, make_plan, spec
 from weightsync.handlers.sink import InPlaceSink, StagingSink
 
@@ -216,11 +216,11 @@ class TestCheck:
         """An expanded view has no memory for its elements, a meta tensor has none at all."""
         expanded = torch.zeros(1).expand(4)
         with pytest.raises(
-            PlanError, match=r"'a': the engine holds an expanded view.*make it contiguous first"
+            EngineError, match=r"'a': the engine holds an expanded view.*make it contiguous first"
         ):
             kind({"a": expanded}).check(plan_of(("a", expanded)))
         meta = torch.zeros(4, device="meta")
-        with pytest.raises(PlanError, match=r"'a': the engine has no memory for it \(device meta\)"):
+        with pytest.raises(EngineError, match=r"'a': the engine has no memory for it \(device meta\)"):
             kind({"a": meta}).check(plan_of(("a", meta)))
 
     @BOTH
@@ -235,7 +235,7 @@ class TestCheck:
             for left in (0, room - 1):
                 storage.resize_(left)
                 with pytest.raises(
-                    PlanError, match=f"'{name}': the engine has no memory for it, its storage"
+                    EngineError, match=f"'{name}': the engine has no memory for it, its storage"
                 ):
                     sink.check(plan)
             storage.resize_(room)
@@ -256,7 +256,7 @@ class TestCheck:
             for _ in range(20):  # each time it moves
                 if live.data_ptr() != place:
                     storage.resize_(less)
-            with pytest.raises(PlanError, match="its storage was resized"):
+            with pytest.raises(EngineError, match="its storage was resized"):
                 sink.check(plan)
             kept.append(live)
 
@@ -267,7 +267,7 @@ class TestCheck:
         sink.check(plan)
         fill(sink, plan, 3)
         why = "'a': the engine gave its memory away during the session"
-        with given_away(held["a"], held["a"].nbytes - 1), pytest.raises(PlanError, match=why):
+        with given_away(held["a"], held["a"].nbytes - 1), pytest.raises(EngineError, match=why):
             sink.commit(plan)
 
     @pytest.mark.parametrize("name", ["embed", "head"])
@@ -278,7 +278,7 @@ class TestCheck:
         sink.check(plan)
         fill(sink, plan, 3)
         why = "'embed': the engine gave its memory away during the session"
-        with given_away(held[name], held[name].nbytes - 1), pytest.raises(PlanError, match=why):
+        with given_away(held[name], held[name].nbytes - 1), pytest.raises(EngineError, match=why):
             sink.commit(plan)
 
     def test_scalars_and_empty_tensors_fit(self) -> None:

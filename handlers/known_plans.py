@@ -1,0 +1,77 @@
+"""The plans that an engine rank knows: those it was sent whole, and the one its last commit was written by.
+
+The second says whose mistake it is when a plan does not fit. A trainer that brings something else is refused
+with PlanError, and the engine goes on with what it has. But an engine that does not fit its own last commit
+any more has changed since, by a reload or by giving its memory away: what it holds is proven no longer.
+"""
+
+from __future__ import annotations
+
+from ..fsm.contract import Sink
+from ..fsm.errors import EngineError, PlanError, PlanUnknown
+from ..fsm.plan import Plan
+from ..fsm.receipt import Expectation
+
+__all__ = ["KnownPlans"]
+
+_MOST = 4  # layouts that are remembered
+
+
+class KnownPlans:
+    """The plans of one rank. ``name`` is the engine's, for messages."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._plans: dict[str, Plan] = {}
+        self._taken: Plan | None = None
+
+    def whole(self, plan: Plan | str) -> Plan:
+        """The plan itself, remembered from now on, or the one with this fingerprint.
+
+        Raises:
+            PlanUnknown: there is none with this fingerprint.
+        """
+        if isinstance(plan, str):
+            known = self._plans.get(plan)
+            if known is None:
+                raise PlanUnknown(f"engine {self._name} does not know plan {plan[:12]}; send the whole plan")
+            return known
+        self._plans[plan.fingerprint] = plan
+        while len(self._plans) > _MOST:
+            self._plans.pop(next(iter(self._plans)))
+        return plan
+
+    def taken(self, plan: Plan) -> None:
+        """A commit has written what this plan brought."""
+        self._taken = plan
+
+    def check(self, plan: Plan, expected: Expectation, sink: Sink) -> None:
+        """Whether the plan is the one that is meant, and fits.
+
+        Raises:
+            PlanError: it is not, or it does not fit an engine that is what its last commit left.
+            EngineError: the engine is something else by now, or cannot be written at all.
+        """
+        _check_expectation(plan, expected)
+        try:
+            sink.check(plan)
+        except PlanError:
+            self._check_taken(sink)
+            raise
+
+    def _check_taken(self, sink: Sink) -> None:
+        if self._taken is None:
+            return
+        try:
+            sink.check(self._taken)
+        except PlanError as error:
+            changed = f"engine {self._name} is no longer what its last commit was written to: {error}"
+            raise EngineError(f"{changed}; the next round that fits brings it back") from error
+
+
+def _check_expectation(plan: Plan, expected: Expectation) -> None:
+    """What the receipt is to say must be what the plan says."""
+    mine = (plan.fingerprint[:12], len(plan.tensors), plan.nbytes, len(plan.buckets))
+    asked = (expected.fingerprint[:12], expected.tensors, expected.bytes, expected.buckets)
+    if mine != asked:
+        raise PlanError(f"a receipt for {asked} is expected, but the plan is {mine}; send the right plan")
