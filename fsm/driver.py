@@ -26,7 +26,7 @@ from . import events as e
 from .answers import Answers, examined, foreign
 from .calls import LOCK_ACTS, Act, Call
 from .contract import Clock
-from .errors import IllegalEvent, LeaseEnded
+from .errors import IllegalEvent, LeaseEnded, PlanError
 from .open_calls import NEVER, line
 from .orders import Order, Verb
 from .policy import Limits
@@ -117,6 +117,8 @@ class Driver(Scripts):
         late = phase is not None and phase is not self.round.state
         if late or foreign(event, self.round.facts):
             self._count_stale(type(event).__name__, getattr(event, "error", None))
+        elif phase is State.Locked and isinstance(event, e.EngineLost) and isinstance(event.error, PlanError):
+            self.unfit(event.engine, event.error)  # who receives fails as its open does, and may say so first
         else:
             self.fire(event)
         return self._flush()

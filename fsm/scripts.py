@@ -61,7 +61,6 @@ class Scripts(OpenCalls):
         for index in range(len(self.executors)):
             self._then(self._step(Act.prepare, index))
         self._then(self._open_all)
-        self._then(self._without_unfit)
         self._then(self._prepared)
 
     def _open_all(self) -> None:
@@ -70,9 +69,16 @@ class Scripts(OpenCalls):
         self.call(Act.transport_open)
 
     def _without_unfit(self) -> None:
-        """Go on without those whom the plan does not fit, if it fits enough of the others."""
-        if self._unfit and not self._plan_refused():
-            for engine, error in sorted(self._unfit.items()):
+        """Go on without those whom the plan does not fit, if it fits enough of the others.
+
+        As soon as every other engine has answered: a transport that is being opened may wait for one of them.
+        """
+        asked = {item.call.engine for item in self._open.values() if item.call.act is Act.open}
+        if self.round.state is not State.Locked or not self._unfit or asked - self._unfit.keys():
+            return
+        if not self._plan_refused():
+            unfit, self._unfit = sorted(self._unfit.items()), {}
+            for engine, error in unfit:
                 self.fire(e.EngineLost(engine, error))
 
     def _plan_refused(self) -> bool:
@@ -151,6 +157,7 @@ class Scripts(OpenCalls):
 
     def _run_script(self) -> None:
         """Start the next step of the script, as long as nothing it has to wait for is open."""
+        self._without_unfit()
         while self._script and not self._busy(self._script[0].beside):
             self._script.popleft().run()
 
@@ -177,10 +184,12 @@ class Scripts(OpenCalls):
             self._undo.remove(index)
 
     def unfit(self, engine: Participant, error: PlanError) -> None:
-        """The plan does not fit ``engine``, which says so without having been touched."""
-        self._unfit[engine] = error
-        self.tally.blamed(engine, error, self.round.state)
-        self._plan_refused()
+        """The plan does not fit ``engine``, which says so without having been touched; once is enough."""
+        if engine in self.round.facts.remaining and engine not in self._unfit:
+            self._moved = self._now
+            self._unfit[engine] = error
+            self.tally.refused_plan(engine, error)
+            self._plan_refused()
 
     def back(self, engine: Participant) -> None:
         """``engine`` serves again."""

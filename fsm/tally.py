@@ -30,6 +30,7 @@ class Tally:
         self._receipts: dict[Participant, tuple[Receipt, ...]] = {}
         self._errors: dict[Participant, BaseException] = {}
         self._states: dict[Participant, State] = {}
+        self._misfits: dict[Participant, BaseException] = {}
         self.notes: list[str] = []
 
     def paused(self, engine: Participant, at: float) -> None:
@@ -49,6 +50,10 @@ class Tally:
         if error is not None and engine not in self._errors:
             self._errors[engine] = error
             self._states[engine] = state
+
+    def refused_plan(self, engine: Participant, error: BaseException) -> None:
+        """It says that the plan does not fit. That alone puts it out of nothing: what does is ``blamed``."""
+        self._misfits[engine] = error
 
     def later(self, first: BaseException | None, error: BaseException, where: str) -> None:
         """An error after the first one: attached to it as a note, and never in its place."""
@@ -98,7 +103,8 @@ class Tally:
         return None, None
 
     def _whose(self, error: BaseException) -> Participant | None:
-        return next((engine for engine, each in self._errors.items() if each is error), None)
+        told = [*self._errors.items(), *self._misfits.items()]
+        return next((engine for engine, each in told if each is error), None)
 
     def _failed_in(self, facts: Facts, culprit: Participant | None) -> str | None:
         """Where the first error came: also one after the publication, which leads to Failed no more."""
@@ -120,7 +126,7 @@ class Tally:
             bytes=sum(receipt.bytes for receipt in receipts),
             receipts=receipts,
             pause_seconds=pause,
-            error=self._errors.get(engine),
+            error=self._errors.get(engine, self._misfits.get(engine)),
         )
 
 

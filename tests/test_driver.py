@@ -9,6 +9,7 @@ from weightsync.fsm.calls import Act
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.errors import (
     EngineSilent,
+    PlanError,
 )
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
@@ -255,3 +256,53 @@ def test_an_answer_that_comes_too_late_changes_nothing() -> None:
     assert desk.round.facts is facts
     assert desk.driver.stale == 1
     assert desk.round.records()[-1].event == "stale"
+
+
+GO_ON_WITH_ONE = Policy(deadline=4.0, lease=20.0, on_engine_failure="quarantine", quorum=1)
+
+
+def opening(policy: Policy) -> Desk:
+    """Three engines are being opened, and so is the transport."""
+    desk = Desk(engines=3, policy=policy)
+    desk.locked()
+    desk.done("plan()", desk.plan)
+    return desk
+
+
+def test_whom_the_plan_does_not_fit_is_out_when_the_others_have_answered() -> None:
+    """The transport may be waiting for it, so its own opening is not waited for."""
+    desk = opening(GO_ON_WITH_ONE)
+    misfit = PlanError("something else is sent")
+    desk.done("open(e0)", error=misfit)
+    desk.done("open(e1)")
+    assert desk.round.facts.evicted == frozenset(), "e2 may say the same, and then the plan is to blame"
+    assert "fence(e0)" in desk.done("open(e2)")
+    assert desk.state is State.Locked
+    assert "broadcast()" in desk.done("transport_open()")
+
+
+@pytest.mark.parametrize("word", ["open", "receive"])
+def test_a_receiving_half_joins_what_is_decided_about_the_plan(word: str) -> None:
+    """It fails as its open does, and may say so before or after; each engine is heard once."""
+    desk = opening(GO_ON_WITH_ONE)
+    for member in desk.members:
+        misfit = PlanError(f"not what {member} holds")
+        ways = (
+            lambda member=member, misfit=misfit: desk.done(f"open({member})", error=misfit),
+            lambda member=member, misfit=misfit: desk.told(e.EngineLost(member, misfit), State.Locked),
+        )
+        for way in ways if word == "open" else reversed(ways):
+            if desk.state is State.Locked:
+                way()
+    facts = desk.round.facts
+    assert (desk.state, facts.evicted, facts.quarantined) == (State.Failed, frozenset(), frozenset())
+    assert facts.cause is not None
+    assert facts.cause.trigger == "PrepareFailed"
+
+
+def test_of_a_later_phase_it_is_a_loss() -> None:
+    """In Broadcasting the engines have taken the plan: whoever says otherwise now has changed."""
+    desk = Desk(policy=GO_ON_WITH_ONE)
+    desk.broadcasting()
+    desk.told(e.EngineLost(desk.members[0], PlanError("not any more")), State.Broadcasting)
+    assert desk.round.facts.evicted == {desk.members[0]}

@@ -14,10 +14,10 @@ from typing import Any, Literal, cast
 import pytest
 
 from weightsync.fsm.calls import ENGINE_ACTS, Act
-from weightsync.fsm.errors import PlanError
+from weightsync.fsm.errors import EngineSilent, PlanError
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
-from weightsync.fsm.states import Disposition, Outcome
+from weightsync.fsm.states import Disposition, EngineState, Outcome
 from weightsync.testing.promises import broken, broken_at_end
 from weightsync.testing.simulation import Fault, Injected, Simulation, run_together
 
@@ -79,6 +79,39 @@ def test_the_others_are_not_enough_when_one_of_them_dies() -> None:
         assert broken(simulation, result) == []
         assert set(result.serving(Disposition.serving_old)) == {"e1", "e2"}
         assert (result.serving(Disposition.quarantined), result.published) == (("e0",), "no")
+
+
+@pytest.mark.parametrize("policy", [ALL, GO_ON], ids=["all", "quorum"])
+def test_who_does_not_answer_when_the_plan_fits_nobody_is_out_for_its_silence(policy: Policy) -> None:
+    """Its row names what put it out, and not what it had said of the plan before."""
+    faults = [Fault(Act.plan, "unfit"), Fault(Act.abort, "hang", "e1")]
+    simulation = Simulation(engines=3, policy=policy, faults=faults)
+    result = simulation.run()
+    assert broken(simulation, result) == []
+    assert isinstance(result.error, PlanError)
+    assert set(result.serving(Disposition.serving_old)) == {"e0", "e2"}
+    row = next(row for row in result.engines if row.engine == "e1")
+    assert (row.disposition, type(row.error)) == (Disposition.quarantined, EngineSilent)
+
+
+@pytest.mark.parametrize("policy", [ALL, GO_ON], ids=["all", "quorum"])
+@pytest.mark.parametrize("inplace", [(), ("e0",)], ids=["staging", "in place"])
+def test_an_older_session_is_over_when_a_later_round_fails(policy: Policy, inplace: tuple[str, ...]) -> None:
+    """Its trainer lost sight of e0, which stays in the session; the next one's weights fit nobody."""
+    deaf = [
+        Fault(Act.broadcast, "raise", bucket=1), Fault(Act.abort, "hang", "e0"),
+        Fault(Act.fence, "hang", "e0"),
+    ]  # fmt: skip
+    first = Simulation(policy=policy, inplace=inplace, faults=deaf, owner="one")
+    first.run()
+    e0 = first.world.partners["e0"]
+    assert e0.machine.state is EngineState.Receiving, "or there is nothing to see"
+    then = Simulation(policy=policy, earlier=first, owner="other", faults=[Fault(Act.plan, "unfit")])
+    result = then.run()
+    torn = bool(inplace)
+    assert then.world.partners["e0"].machine.state is EngineState["Quarantined" if torn else "Serving"]
+    assert ("e0" in result.serving(Disposition.serving_old)) is not torn
+    assert broken(then, result) == []
 
 
 def check_plain_error(fault: Fault, result: RoundResult) -> None:

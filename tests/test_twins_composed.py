@@ -247,6 +247,27 @@ def stay_paused(row: Row[Any]) -> Row[Any] | None:
     return row
 
 
+def end_your_own_only(row: Row[Any]) -> Row[Any]:
+    """An abort of a later epoch is remembered, and leaves the session that is open as it is."""
+    open_still = row.event is t.AbortOrdered and row.source is not EngineState.Quarantined
+
+    def whole(facts: t.EngineFacts, event: Any, state: EngineState) -> bool:
+        return t.whole(facts, event, state)
+
+    def torn(facts: t.EngineFacts, event: Any, state: EngineState) -> bool:
+        return t.torn(facts, event, state)
+
+    guards = {t.ends_whole: whole, t.ends_torn: torn, t.beneath: t.other}
+    if not open_still or row.guard not in guards:
+        return row
+    return replace(row, guard=guards[row.guard], learn=t.fence if row.guard is t.beneath else row.learn)
+
+
+def lose_whoever_it_does_not_fit(self: scripts.Scripts, engine: Any, error: Any) -> None:
+    """Each engine that refuses the plan is lost at once, whatever the others say."""
+    self.fire(e.EngineLost(engine, error))
+
+
 @dataclass(frozen=True)
 class Twin:
     """A mutant, the promise it breaks, and where."""
@@ -301,6 +322,21 @@ TWINS: dict[str, Twin] = {
     "Failed waits for nobody": Twin(give_back_at_once, "fence", kinds=("raise", "cancel")),
     "the last commit orders nothing": Twin(change_round(publish_nothing), "good", kinds=("old",)),
     "an honest answer has no row": Twin(change_round(refuse_the_late), "honest", ALL, kinds=("raise",)),
+    "an older session stays open": Twin(
+        change_engine(end_your_own_only), "P10 pause", depth=2, kinds=("kill", "cancel")
+    ),
+    "who does not fit is lost at once": Twin(
+        set_to(scripts.Scripts, "unfit", lose_whoever_it_does_not_fit), "misfit", kinds=("unfit",)
+    ),
+    "who does not fit is lost at once, and all are needed": Twin(
+        set_to(scripts.Scripts, "unfit", lose_whoever_it_does_not_fit), "misfit", ALL, kinds=("unfit",)
+    ),
+    "what a receiving half says of the plan is a loss": Twin(
+        set_to(driver_module, "PlanError", ()), "misfit", kinds=("unfit",)
+    ),
+    "who does not fit stays": Twin(
+        set_to(scripts.Scripts, "_without_unfit", lambda self: None), "misfit", kinds=("unfit",)
+    ),
     "a limit that frees nobody": Twin(change_engine(stay_paused), "deadlock", CROWD, kinds=("kill",)),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..fsm.calls import LOCK_ACTS, Act, Call
 from ..fsm.engine_table import EngineFacts
-from ..fsm.errors import ReplayMismatch
+from ..fsm.errors import PlanError, ReplayMismatch
 from ..fsm.facts import Facts
 from ..fsm.journal import replay
 from ..fsm.results import EngineRow, RoundResult
@@ -36,12 +36,13 @@ def broken(simulation: Simulation, result: RoundResult, *, slack: float = 0.0) -
 def broken_at_end(
     simulation: Simulation, result: RoundResult, *, slack: float = 0.0, replaying: bool = True
 ) -> list[str]:
-    """The same, without a look at the engines: a later round may have changed them since.
+    """The same, but what the engines hold: a later round may have changed that since.
 
     With ``replaying`` switched off, without a replay of the log: it takes longer than all the rest.
     """
     told = _records(simulation) if replaying else ()
-    return [*_end(simulation, result, slack), *told, *_release(simulation, slack)]
+    of_engines = (*_misfits(simulation, result), *_left_paused(simulation, result))
+    return [*_end(simulation, result, slack), *told, *of_engines, *_release(simulation, slack)]
 
 
 def _end(simulation: Simulation, result: RoundResult, slack: float) -> Iterator[str]:
@@ -61,6 +62,30 @@ def _end(simulation: Simulation, result: RoundResult, slack: float) -> Iterator[
         yield f"the first error was {cause.error!r}, the result says {result.error!r}"
     if result.error is None and not result.ok:
         yield "the round failed without an error"
+
+
+def _misfits(simulation: Simulation, result: RoundResult) -> Iterator[str]:
+    """Weights that fit too few engines are their trainer's mistake, and put no engine out."""
+    facts = simulation.round.facts
+    if len(facts.members - simulation.misfits) >= facts.quorum:
+        return
+    for row in result.engines:
+        if row.disposition is Disposition.quarantined and isinstance(row.error, PlanError):
+            yield f"too few engines fit, and it is {row.engine} that is quarantined for it"
+
+
+def _left_paused(simulation: Simulation, result: RoundResult) -> Iterator[str]:
+    """Who was asked and serves, is in no session when the result is told; but for that of a later trainer."""
+    facts = simulation.round.facts
+    asked = {member.id for member in facts.members}
+    for row in result.engines:
+        partner = simulation.world.partners[row.engine]
+        here = partner.alive and partner.incarnation == row.incarnation and row.engine in asked
+        session = partner.machine.facts.session
+        serving = row.disposition is not Disposition.quarantined
+        if here and serving and session is not None and session.epoch <= facts.epoch:
+            what = f"{row.engine} is {row.disposition.name}, but {partner.machine.state.name}"
+            yield f"left in a pause: {what} in epoch {session.epoch}"
 
 
 def _records(simulation: Simulation) -> Iterator[str]:

@@ -168,6 +168,12 @@ class SimulatedTransport:
             return  # of another session
         self._simulation.told(f"receipt of {participant}", lambda: self._keep(participant, receipt))
 
+    def refuse_plan(self, participant: Participant, error: WeightSyncError) -> None:
+        """A receiving half that waits for its session fails as the open does."""
+        loss = e.EngineLost(participant, error)
+        what = f"loss of {participant}: {error}"
+        self._simulation.told(what, lambda: self._simulation.hear(loss, State.Locked))
+
     def _tell_loss(self, participant: Participant, error: WeightSyncError) -> None:
         what = f"loss of {participant}: {error}"
         self._simulation.told(what, lambda: self._lost(participant, error))

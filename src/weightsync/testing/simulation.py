@@ -20,7 +20,7 @@ from ..fsm.engine_table import EngineFacts, Opened, ResumeOrdered, Session
 from ..fsm.errors import EngineGone, PlanError, WeightSyncError
 from ..fsm.facts import opening
 from ..fsm.policy import Policy
-from ..fsm.receipt import Expectation
+from ..fsm.receipt import Expectation, Participant
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
 from ..fsm.setting import Setting
@@ -93,6 +93,7 @@ class Simulation:
         self._asked: dict[int, tuple[Call, float]] = {}
         self._mute: set[int] = set()
         self.unfit = False  # whether its plan fits no engine
+        self.misfits: set[Participant] = set()  # who said, to this round, that the plan does not fit
         if version is None:
             newest = self.world.ledger.newest
             version = 0 if newest is None else newest + 1
@@ -169,6 +170,8 @@ class Simulation:
 
     def hear(self, event: e.Event, phase: State | None = None) -> None:
         """A watchdog, or with ``phase`` a port, tells ``event`` now."""
+        if isinstance(event, e.EngineLost) and isinstance(event.error, PlanError):
+            self.misfits.add(event.engine)
         self._do(self.driver.heard(event, self._now, phase=phase))
 
     def waits(self, answer: Waiting) -> None:
@@ -205,6 +208,8 @@ class Simulation:
 
     def _deliver(self, call: Call, value: object, error: BaseException | None) -> None:
         self._asked.pop(call.number, None)
+        if call.engine and call.act is Act.open and isinstance(error, PlanError):
+            self.misfits.add(call.engine)
         self._do(self.driver.answered(call.number, self._now, value=value, error=error))
 
     def _do(self, calls: list[Call]) -> None:
@@ -240,8 +245,15 @@ class Simulation:
             self._arrive(call, asked, session)
 
         if call.act is Act.open:
-            return lambda: self.answer(call, error=_not_what_it_holds(call))
+            return lambda: self._refuse_plan(call)
         return nobody if call.act is Act.plan else None
+
+    def _refuse_plan(self, call: Call) -> None:
+        """The plan does not fit this engine: its receiving half fails as its open does, and says so first."""
+        error = PlanError(f"the plan does not fit {call.engine}")
+        if call.engine:
+            self.transport.refuse_plan(call.engine, error)
+        self.answer(call, error=error)
 
     def _arrive(self, call: Call, asked: float, session: Session) -> None:
         fault = self.faults.of(call)
@@ -255,6 +267,8 @@ class Simulation:
             self.answer(call, error=Injected(f"injected into {call}"))
         elif kind == "unfit" and (misfit := self._misfit(call, asked, session)) is not None:
             misfit()
+        elif self.unfit and call.act is Act.open and kind not in ("hang", "lost", "die"):
+            self._refuse_plan(call)
         elif kind not in ("hang", "die"):
             if kind == "lost":
                 self._mute.add(call.number)
@@ -278,8 +292,6 @@ class Simulation:
         if call.engine and partner.incarnation != call.engine.incarnation:
             raise EngineGone(f"engine {call.engine} was started anew")
         match call.act:
-            case Act.open if self.unfit:
-                raise _not_what_it_holds(call)
             case Act.open:
                 machine.fire(Opened(session, self.plan))
             case Act.commit:
@@ -307,10 +319,6 @@ class Simulation:
                 world.ledger = world.ledger.shut(facts.epoch)
                 return world.ledger.ask(facts.version, facts.epoch)
         return None
-
-
-def _not_what_it_holds(call: Call) -> PlanError:
-    return PlanError(f"the plan does not fit {call.engine}")
 
 
 def _addressee(call: Call) -> str:

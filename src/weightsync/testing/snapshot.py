@@ -59,6 +59,7 @@ def owner_key(owner: Owner) -> Hashable:
         owner.begun, owner.doubt, owner.stopped, driver_key(simulation), simulation.lock.asking,
         simulation.transport.key(), frozenset(simulation._asked),
         tuple(sorted(simulation.world.memory(owner.name).tainted)), simulation.unfit,
+        frozenset(simulation.misfits),
     )  # fmt: skip
 
 

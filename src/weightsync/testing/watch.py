@@ -39,6 +39,7 @@ COMPOSED_PROMISES: dict[str, str] = {
     "P8 members": "who takes part is fixed when the lock is granted, by name and incarnation",
     "P9 anew": "a round never goes back, and what is committed is one round's full resend",
     "P10 pause": "an engine that was paused and not used is put back, or quarantined",
+    "misfit": "weights that fit too few engines put none out; whom they do not fit is sent nothing",
     "fence": "the lock is not given back with a call under way to somebody who is not fenced",
     "honest": "no honest partner is refused, the first error is the error",
     "good": "where nothing goes wrong, every round is complete",
@@ -176,6 +177,7 @@ class Watch:
         for engine in facts.committed - known.committed:
             if session not in self._life(engine, "commits"):
                 yield f"P8 members: {engine} ({engine.incarnation}) never committed the round of {owner.name}"
+        yield from _ill_matched(owner, before)
         if facts.settled and not known.settled:
             yield from _unfenced(owner)
         if state is State.Released and self._system.world.keeper.alive:
@@ -347,6 +349,14 @@ def _believes(owner: Owner, now: float) -> bool:
     return facts.lock is Lock.held and not facts.settled and now < driver.lease_end
 
 
+def _ill_matched(owner: Owner, before: State) -> Iterator[str]:
+    """Who is sent something that it said does not fit it."""
+    round = owner.simulation.round
+    if round.state is State.Broadcasting and before is not State.Broadcasting:
+        for engine in sorted(round.facts.remaining & owner.simulation.misfits):
+            yield f"misfit: the weights of {owner.name} do not fit {engine}, and are sent to it"
+
+
 def _unfenced(owner: Owner) -> Iterator[str]:
     """Whoever is out, or has not said what it is, is told that it is out before the lock is given back."""
     simulation = owner.simulation
@@ -362,6 +372,7 @@ def _promise_of(what: str) -> str:
     """Under which name what :mod:`.promises` finds is told."""
     for words, promise in (
         ("deadline is", "P6 deadline"), ("in flight", "fence"), ("the lock is held", "P1 evidence"),
+        ("serving_new, but", "P4 whole"), ("left in a pause", "P10 pause"), ("too few engines fit", "misfit"),
     ):  # fmt: skip
         if words in what:
             return promise
