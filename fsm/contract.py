@@ -254,6 +254,8 @@ class EngineStatus:
     Args:
         epoch: the highest that it has seen: of its open session, or of one that is over.
         asleep: its weights are not in memory, so that they cannot be written.
+        committed: the epoch of its last commit, 0 before the first one. None if the engine does not say: then
+            whoever had a session with it may have changed it.
     """
 
     engine: str
@@ -264,6 +266,7 @@ class EngineStatus:
     version: int | None
     epoch: int = 0
     asleep: bool = False
+    committed: int | None = None
 
 
 class EngineLink(Protocol):

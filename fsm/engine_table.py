@@ -76,6 +76,11 @@ class EngineFacts:
         """The highest epoch that it has seen; it opens none that is not above."""
         return max(self.fenced, self.session.epoch if self.session else 0)
 
+    @property
+    def taken_over(self) -> int:
+        """The epoch of its last commit, 0 before the first: whose bytes those of ``version`` are."""
+        return self.committed.epoch if self.committed else 0
+
     def live(self, session: Session) -> bool:
         """Whether ``session`` is open: its epoch is above every one that was closed here."""
         return session == self.session

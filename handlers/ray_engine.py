@@ -29,7 +29,7 @@ from .futures import again, begun
 from .line import Broken, Kept, Line, connect
 from .ray_reports import report
 from .threads import spawn
-from .words import HELLO, read_answer
+from .words import LINE, read_answer
 from .words import word as to_words
 
 __all__ = ["RayEngine"]
@@ -97,8 +97,8 @@ class RayEngine:
         asked = ("line",) if self._wanted and not self._closed and not self._connected else ()
 
         def done(told: Any) -> None:
-            status = self._recognise(read_answer("hello", told[:HELLO]))
-            offer = told[HELLO] if len(told) > HELLO else None
+            status = self._recognise(read_answer("hello", told))
+            offer = told[LINE] if len(told) > LINE else None
             if offer is None:
                 answer.set_result(status)
             else:  # to connect takes a moment, which this thread does not have

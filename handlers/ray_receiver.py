@@ -35,7 +35,7 @@ from .gate import Gate
 from .line_server import LineServer
 from .receiver import Receiver
 from .threads import spawn
-from .words import say
+from .words import LINE, say
 
 __all__ = ["CONCURRENCY", "GROUP", "ActorReceiver", "ray_engine"]
 
@@ -88,7 +88,8 @@ def _say(actor: ActorReceiver, said: list[Any]) -> object:
     receiver, line = _known(actor), actor.weightsync_line
     match said:
         case ["hello", *_, "line"]:
-            return [*say(receiver, said[:-1]), _offer(actor)]  # type: ignore[misc]
+            told: Any = say(receiver, said[:-1])
+            return [*told[:LINE], _offer(actor), *told[LINE + 1 :]]
         case ["outcome", incarnation, _, _, _, str(token)] if line is not None:
             if incarnation is not None:
                 receiver.check_incarnation(incarnation)

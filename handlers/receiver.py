@@ -134,7 +134,7 @@ class Receiver:
         facts = self._machine.facts
         return EngineStatus(
             facts.engine, facts.incarnation, 1, facts.stages, self._machine.state, facts.version,
-            facts.seen, bool(self._asleep()),
+            facts.seen, bool(self._asleep()), facts.taken_over,
         )  # fmt: skip
 
     def digest(self, plan: Plan | None = None) -> str:

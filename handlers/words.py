@@ -20,10 +20,10 @@ from ..fsm.receipt import Expectation, Receipt, _carried
 from ..fsm.states import EngineState
 from .receiver import Receiver
 
-__all__ = ["HELLO", "read_answer", "say", "word"]
+__all__ = ["LINE", "read_answer", "say", "word"]
 
-HELLO = 8
-"""How many values a hello is answered with; an actor adds where its line is."""
+LINE = 8
+"""Where in the answer to a hello an actor puts where its line is. What was added later comes behind it."""
 
 _EXPECTED = ("fingerprint", "tensors", "bytes", "buckets", "digest")
 
@@ -68,7 +68,7 @@ def say(receiver: Receiver, said: list[Any]) -> object:
 def _hello(receiver: Receiver, session: Session) -> object:
     told = receiver.hello()
     what = [told.engine, told.incarnation, told.ranks, told.stages, told.state.name, told.version]
-    return [*what, told.epoch, told.asleep]
+    return [*what, told.epoch, told.asleep, None, told.committed]
 
 
 def _open(receiver: Receiver, session: Session, *told: Any) -> None:
@@ -100,9 +100,10 @@ def read_answer(name: str, told: Any) -> Any:
     """
     match name:
         case "hello":
-            engine, incarnation, ranks, stages, state, version, epoch, asleep = told
+            engine, incarnation, ranks, stages, state, version, epoch, asleep, *more = told
+            committed = more[1] if len(more) > 1 else None  # an engine of an older version does not say
             return EngineStatus(
-                engine, incarnation, ranks, stages, EngineState[state], version, epoch, asleep
+                engine, incarnation, ranks, stages, EngineState[state], version, epoch, asleep, committed
             )
         case "receive":
             receipts: tuple[Receipt, ...] = tuple(_carried(values) for values in told)

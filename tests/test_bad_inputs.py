@@ -6,6 +6,7 @@ No engine is told anything but asked who it is, nothing of the trainer's is prep
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation
 from weightsync.fsm.states import Disposition, EngineState, Outcome
 from weightsync.handlers.lock import LocalLock
-from weightsync.handlers.words import read_answer, say, word
+from weightsync.handlers.words import LINE, read_answer, say, word
 from weightsync.testing.fakes import HANG, FakeExecutor, FakeWeights
 from weightsync.testing.scene import Trainer, close_all
 
@@ -268,11 +269,26 @@ def test_a_real_engine_that_sleeps_says_so_and_refuses_a_session() -> None:
 
 
 def test_what_a_hello_says_travels_in_words() -> None:
-    """Also that it sleeps, and which epoch it has seen."""
-    receiver = receiver_for({"w": torch.zeros(3)}, "e0", asleep=lambda: True)
-    told = say(receiver, word("hello", None))
-    assert read_answer("hello", told) == receiver.status
-    assert (receiver.status.asleep, receiver.status.epoch) == (True, 0)
+    """Also that it sleeps, which epoch it has seen, and which was that of its last commit."""
+    sleeping = [False]
+    receiver = receiver_for({"w": torch.zeros(3)}, "e0", asleep=lambda: sleeping[0])
+    assert receiver.status.committed == 0
+    with WeightSync([LocalEngine(receiver)], policy=Policy(deadline=5.0)) as sync:
+        result = sync.on_train_begin({"w": torch.ones(3)})
+    sleeping[0] = True
+    told: Any = say(receiver, word("hello", None))
+    status = receiver.status
+    assert read_answer("hello", told) == status
+    assert (status.asleep, status.epoch, status.committed) == (True, result.epoch, result.epoch)
+    assert told[LINE] is None
+
+
+def test_a_hello_of_an_engine_of_an_older_version_is_understood() -> None:
+    """It says nothing of its last commit, with a line and without; an older trainer finds the line here."""
+    receiver = receiver_for({"w": torch.zeros(3)}, "e0")
+    told: Any = say(receiver, word("hello", None))
+    for older in (told[:LINE], [*told[:LINE], ["a", "line"]]):
+        assert read_answer("hello", older) == replace(receiver.status, committed=None)
 
 
 def test_declared_ranks_are_compared_by_every_link() -> None:

@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from weightsync import LocalEngine, Policy, WeightSync, receiver_for
 from weightsync.books import EngineBooks
-from weightsync.fsm.contract import EngineStatus
+from weightsync.fsm.contract import EngineStatus, RoundView
 from weightsync.fsm.engine_table import AllApplied, CommitOrdered, FrameSeen, Opened, Session, ViewClosed
 from weightsync.fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
 from weightsync.fsm.receipt import Expectation, Participant
 from weightsync.fsm.results import EngineRow, RoundResult
 from weightsync.fsm.states import Disposition, Outcome
+from weightsync.handlers.lock import LocalLock
 from weightsync.testing.fakes import HANG, FakeEngine, Gate
 
 PLAN = Expectation("plan", 1, 1, 1)
@@ -32,9 +35,9 @@ def result(version: int, **dispositions: Disposition) -> RoundResult:
     return RoundResult("r", 1, version, version + 1, 1, Outcome.complete, "yes", rows, (), {})
 
 
-def committed(engine: FakeEngine, version: int) -> None:
-    """The engine itself holds that version."""
-    session = Session("r", version + 1, version)
+def committed(engine: FakeEngine, version: int, epoch: int | None = None) -> None:
+    """The engine itself holds that version, by a round of that epoch."""
+    session = Session("r", version + 1 if epoch is None else epoch, version)
     for event in (
         Opened(session, PLAN), FrameSeen(session, 0), AllApplied(session), ViewClosed(session, 1, 1),
         CommitOrdered(session),
@@ -396,17 +399,122 @@ def opened(engine: FakeEngine, epoch: int) -> None:
     engine.abort(session)
 
 
-def test_an_engine_that_another_trainer_had_is_not_proven() -> None:
+@pytest.mark.parametrize("then", ["nothing", "a round of ours fails", "a round of ours never touches it"])
+def test_an_engine_that_another_trainer_committed_on_is_not_proven(then: str) -> None:
     """It says the same number, and may hold other bytes under it, until a round of ours proves it anew."""
     a, b, books = both()
     for engine in (a, b):
         committed(engine, 5)
     books.settle(result(5, a=NEW, b=NEW))
-    opened(a, 7)
+    committed(a, 5, epoch=7)
+    if then != "nothing":
+        books.begun(lambda: 8)
+        if then == "a round of ours fails":
+            opened(a, 8)
+        books.settle(replace(result(5, a=OLD, b=OLD), epoch=8))
     assert books.vouched(PATIENCE) == {"b": 5}, "others' bytes were vouched for"
     assert books.behind(5) == ["a"]
-    books.settle(result(7, a=NEW, b=NEW))
-    assert books.servable() == {"a": 7, "b": 7}
+    committed(a, 9)
+    books.settle(result(9, a=NEW, b=OLD))
+    assert books.vouched(PATIENCE) == {"a": 9, "b": 5}
+
+
+def test_another_trainers_session_that_came_to_nothing_costs_nothing() -> None:
+    """Nothing was changed; while it is open, nobody knows what comes of it."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    session = Session("r7", 7, 9)
+    for engine in (a, b):
+        engine.machine.fire(Opened(session, PLAN))
+    assert books.vouched(PATIENCE) == {}, "an engine was vouched for in somebody else's session"
+    for engine in (a, b):
+        engine.abort(session)
+    assert books.vouched(PATIENCE) == {"a": 5, "b": 5}, "an untouched engine is unproven"
+    assert books.behind(5) == []
+
+
+def test_another_trainers_session_that_tore_an_engine_is_seen_by_its_state() -> None:
+    """One that stages is as it was, one that loads in place is a mix."""
+    a, b, books = both()
+    for engine in (a, b):
+        committed(engine, 5)
+    books.settle(result(5, a=NEW, b=NEW))
+    session = Session("r7", 7, 9)
+    for engine in (a, b):
+        engine.machine.fire(Opened(session, PLAN))
+        engine.machine.fire(FrameSeen(session, 0))
+        engine.abort(session)
+    assert books.vouched(PATIENCE) == {"a": 5}
+    assert books.tainted() == {Participant("b", "0")}
+
+
+def test_a_commit_of_ours_whose_answer_was_lost_proves_nothing() -> None:
+    """The engine holds the number, and the round that could have said so counts it as lost."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=OUT))
+    books.begun(lambda: 7)
+    committed(a, 5, epoch=7)
+    assert books.vouched(PATIENCE) == {"a": 5}  # the ledger has bound the number to the same bytes
+    books.settle(replace(result(5, a=OUT, b=OUT), epoch=7))
+    assert books.vouched(PATIENCE) == {}
+    assert books.tainted() == {Participant("a", "0"), Participant("b", "0")}
+
+
+def test_an_engine_that_does_not_say_its_last_commit_may_have_had_one_in_any_session() -> None:
+    """Of an older version, or an adapter's: whatever another trainer did with it, it proves itself anew."""
+    a, _, books = both()
+    committed(a, 5)
+    books.settle(result(5, a=NEW, b=OUT))
+    real = a.hello
+
+    def older() -> Future[EngineStatus]:
+        answer: Future[EngineStatus] = Future()
+        answer.set_result(replace(real().result(), committed=None))
+        return answer
+
+    a.hello = older  # type: ignore[method-assign]
+    books.begun(lambda: 7)
+    opened(a, 7)
+    assert books.vouched(PATIENCE) == {"a": 5}
+    opened(a, 8)
+    assert books.vouched(PATIENCE) == {}
+
+
+def test_what_another_trainer_did_is_not_hidden_by_a_failed_round_of_ours() -> None:
+    """Two trainers of one lock with ledgers of their own, which is a mistake, and real engines."""
+    lock, trouble = LocalLock(lease=2.0), Trouble()
+    receivers = [receiver_for({"w": torch.zeros(8)}, name) for name in ("e0", "e1")]
+    policy = Policy(deadline=6.0, lease=2.0)
+    with (
+        WeightSync(map(LocalEngine, receivers), policy=policy, lock=lock, handlers=[trouble]) as ours,
+        WeightSync([LocalEngine(receivers[0])], policy=policy, lock=lock) as theirs,
+    ):
+        ours.begin(0, {"w": torch.ones(8)}, version=7).wait().require()
+        theirs.begin(0, {"w": torch.full((8,), 99.0)}, version=7).wait().require()
+        trouble.due = True
+        for model in ({"w": torch.full((8,), 2.0)}, {"w": torch.ones(3)}):
+            failed = ours.on_step_end(1, model)
+            assert failed is not None
+            assert not failed.ok
+            assert ours.servable() == {"e1": 7}, "the failed round hid what the other trainer did"
+        assert theirs.servable() == {"e0": 7}, "a round that changed nothing made an engine unproven"
+
+
+class Trouble:
+    """An executor that raises when it is due."""
+
+    name, due = "trouble", False
+
+    def prepare(self, round: RoundView) -> None:
+        """Before the engines are paused."""
+        if self.due:
+            raise OSError("disk")
+
+    def clean(self, round: RoundView) -> None:
+        """Nothing."""
 
 
 def test_rounds_of_our_own_leave_an_engine_proven() -> None:
@@ -420,5 +528,5 @@ def test_rounds_of_our_own_leave_an_engine_proven() -> None:
         assert books.vouched(PATIENCE) == {"a": 5}, "a round of ours made a good engine unproven"
     books.settle(replace(result(5, a=OLD, b=OUT), epoch=8))
     assert books.vouched(PATIENCE) == {"a": 5}
-    opened(a, 9)
+    committed(a, 5, epoch=9)
     assert books.vouched(PATIENCE) == {}

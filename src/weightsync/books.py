@@ -340,7 +340,9 @@ class EngineBooks:
 
     def _settled(self, entry: Entry, row: EngineRow, epoch: int) -> Entry:
         if row.disposition is Disposition.serving_new:
-            return replace(entry, version=row.version, epoch=epoch, quarantined=False, care=Care())
+            return replace(
+                entry, version=row.version, epoch=epoch, quarantined=False, elsewhere=False, care=Care()
+            )
         if row.disposition is not Disposition.quarantined or isinstance(row.error, EngineResting):
             return entry
         care = entry.care
@@ -353,6 +355,7 @@ class EngineBooks:
         return {
             name: entry.version
             for name, entry in self.entries().items()
-            if entry.version is not None and not entry.quarantined and entry.error is None
+            if entry.version is not None and entry.error is None
+            if not (entry.quarantined or entry.elsewhere)
             if name in self._wanted and name not in self._new
         }

@@ -1,7 +1,9 @@
 """One engine as the books have it, and what its own answer makes of that.
 
-A version stays proven for as long as the same life of the engine says that it holds it, and nobody else has
-had a session with it since: a number alone does not say whose bytes they are.
+A version stays proven for as long as the same life of the engine says that it holds it, by the very commit
+that proved it: a number alone does not say whose bytes they are, and what others may have put there stays
+there, whatever rounds of ours come after. A session of another trainer that came to nothing has changed
+nothing; while it is open, nobody knows what comes of it, and the engine is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from .fsm.states import EngineState
 
 __all__ = ["Entry", "learnt", "rests"]
 
+_OPEN = frozenset(EngineState) - {EngineState.Serving, EngineState.Quarantined}
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -32,6 +36,7 @@ class Entry:
         waited: whether it was once given the time that a first contact may take.
         seen: the highest epoch it had seen when it was asked.
         epoch: the one of its last confirmed commit.
+        elsewhere: whether a session of another trainer was open on it when it was asked.
         former: the life of it that was removed while it was quarantined, if it has not been reached since.
         care: its recovery, while it is quarantined.
     """
@@ -46,6 +51,7 @@ class Entry:
     waited: bool = False
     seen: int = 0
     epoch: int = 0
+    elsewhere: bool = False
     error: BaseException | None = None
     former: Participant | None = None
     care: Care = Care()
@@ -73,6 +79,7 @@ def learnt(entry: Entry, said: Said, ranks: int | None, ours: Callable[[int], bo
             version=known.version,
             quarantined=known.quarantined,
             told=known.told,
+            elsewhere=known.elsewhere,
             asked=False,
             error=error,
         )
@@ -83,18 +90,29 @@ def learnt(entry: Entry, said: Said, ranks: int | None, ours: Callable[[int], bo
 
 def _heard(entry: Entry, status: EngineStatus, ours: Callable[[int], bool]) -> Entry:
     now = Participant(status.engine, status.incarnation, status.ranks)
+    others = status.epoch > entry.epoch and not ours(status.epoch)
     known = replace(
         entry, participant=now, stages=status.stages, told=status.version, asked=True, seen=status.epoch,
         error=None, former=None, quarantined=entry.quarantined or entry.former == now,
+        elsewhere=others and status.state in _OPEN,
     )  # fmt: skip
     restarted = entry.participant is not None and entry.participant != now
-    # A round of another trainer may have put other bytes there, also under the same number.
-    others = status.epoch > entry.epoch and not ours(status.epoch)
-    if restarted or others or status.version != entry.version:
+    if restarted or status.version != entry.version or _overwritten(entry, status, ours, others=others):
         known = replace(known, version=None)
     if status.state is EngineState.Quarantined:
         known = replace(known, version=None, quarantined=True)
     return known
+
+
+def _overwritten(entry: Entry, status: EngineStatus, ours: Callable[[int], bool], *, others: bool) -> bool:
+    """Whether another trainer may have put other bytes there, also under the same number.
+
+    An engine that does not say which commit was its last may have had one in any session.
+    """
+    last = status.committed
+    if last is None:
+        return others
+    return last < entry.epoch or (last > entry.epoch and not ours(last))
 
 
 def _unreached(entry: Entry, error: BaseException, *, waited: bool = False) -> Entry:

@@ -205,6 +205,16 @@ def who_sleeps_holds_what_it_held() -> None:
     Changed(books, "learnt", keeping)
 
 
+def nobody_asks_whose_commit_it_was() -> None:
+    """A number that stands is taken for the bytes that stood for it."""
+    Changed(entries, "_overwritten", lambda *_, others: False)
+
+
+def every_session_of_others_overwrites() -> None:
+    """Whoever had a session may have changed the engine, whatever it says of its last commit."""
+    Changed(entries, "_overwritten", lambda *_, others: others)
+
+
 def who_sleeps_opens_a_session() -> None:
     """The engine itself does not look."""
     Changed(receiver.Receiver, "_asleep", property(lambda self: lambda: False, lambda self, value: None))
@@ -360,6 +370,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "who_sleeps_is_asked_for": (who_sleeps_is_asked_for, "bad_inputs.py -k is_asleep"),
     "who_sleeps_opens_a_session": (who_sleeps_opens_a_session, "bad_inputs.py -k real_engine"),
+    "nobody_asks_whose_commit_it_was": (nobody_asks_whose_commit_it_was, "books.py -k committed_on"),
+    "every_session_of_others_overwrites": (every_session_of_others_overwrites, "books.py -k costs_nothing"),
     "epochs_are_not_compared": (epochs_are_not_compared, "bad_inputs.py -k another_lock"),
     "ranks_are_not_compared": (ranks_are_not_compared, "bad_inputs.py -k another_number"),
     "numbers_are_not_looked_up": (numbers_are_not_looked_up, "bad_inputs.py -k version_that_falls"),

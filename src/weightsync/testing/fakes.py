@@ -136,7 +136,7 @@ class FakeEngine:
         facts = self.machine.facts
         status = EngineStatus(
             self.id, facts.incarnation, 1, facts.stages, self.machine.state, facts.version,
-            epoch=facts.seen, asleep=self.asleep,
+            epoch=facts.seen, asleep=self.asleep, committed=facts.taken_over,
         )  # fmt: skip
         return self._say("hello", lambda: status)
 
