@@ -38,6 +38,7 @@ class Report:
     Args:
         run: of rank 0, by its id, as far as this rank knows it.
         call: of a hook on this rank; no two have the same.
+        step: None if what it was called with is none.
         after: the number of the last verdict that this rank has passed by.
         kind: what is called at this step.
         fingerprint: of the plan of its tensors; empty if there is none.
@@ -48,7 +49,7 @@ class Report:
     world: int
     run: str
     call: str
-    step: int
+    step: int | None
     kind: str
     fingerprint: str = ""
     error: str = ""
@@ -83,6 +84,8 @@ class Verdict:
         """Whether it does; a refusal also answers who comes late to this step, or to one before it."""
         if self.error is None or report.call in self.calls:
             return report.call in self.calls
+        if report.step is None:  # which does not wait: it is over with a refusal of the same kind
+            return self.step is None and self.kind == report.kind
         late = self.step is None or report.step <= self.step
         return late and (self.kind == report.kind or self.error["kind"] == RanksDisagree.__name__)
 
@@ -104,7 +107,8 @@ def disagreement(reports: Mapping[int, Report]) -> WeightSyncError | None:
     mine = reports[0]
     for report in reports.values():
         if report.error:
-            return RankFailed(f"rank {report.rank} failed in its part of step {report.step}: {report.error}")
+            step = mine.step if report.step is None else report.step
+            return RankFailed(f"rank {report.rank} failed in its part of step {step}: {report.error}")
     for name in ("world", "kind", "step"):
         others = [rank for rank, report in reports.items() if getattr(report, name) != getattr(mine, name)]
         if others:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
@@ -105,6 +105,8 @@ class Leader:
         try:
             with self._watched(number, met, led) as seen:
                 result = conduct()
+                if result.error is None and (gone := self._absent(number, met, seen)) is not None:
+                    seen.append((gone, None))
         except BaseException as error:
             with suppress(RankLost):  # they find out by themselves
                 self._ranks.post(number, "outcome", {"error": error_told(error)})
@@ -144,7 +146,8 @@ class Leader:
         self, number: int, step: int | None, kind: str, met: dict[int, Report], error: BaseException | None
     ) -> None:
         """Answer whoever is there; who is ahead is not yet."""
-        here = [each for each in met.values() if error is None or step is None or each.step <= step]
+        every = error is None or step is None
+        here = [each for each in met.values() if every or each.step is None or each.step <= (step or 0)]
         self._answered.update({each.rank: each.call for each in here})
         told = None if error is None else error_told(error)
         verdict = Verdict(step, kind, tuple(each.call for each in here), told)
@@ -171,6 +174,7 @@ class Leader:
                 raise RoundCancelled(f"the hand-over of step {mine.step} was cancelled while the ranks met")
             missing = set(ranks.others) - set(met)
             if time.monotonic() >= end:
+                ranks.check_run()
                 raise lost(missing, f"not at the hand-over of step {mine.step} after {ranks.limit:g} s")
             ranks.pause()
 
@@ -178,7 +182,8 @@ class Leader:
         report, mine = self._ranks.reported(rank), met[0]
         if report is not None and not self._has_answered(report):
             # Who failed in its part does not wait: if that was another hand-over, it is over.
-            if not report.error or (report.step, report.kind) == (mine.step, mine.kind):
+            where = (mine.step if report.step is None else report.step, report.kind)
+            if not report.error or where == (mine.step, mine.kind):
                 met[rank] = report
         elif self._ranks.left(rank):
             raise lost([rank], f"it has closed its FollowerSync before the hand-over of step {mine.step}")
@@ -206,6 +211,38 @@ class Leader:
                     return _given_up(met[rank], why)
         except RankLost as error:
             return error
+        return None
+
+    def _absent(self, number: int, met: dict[int, Report], seen: Collection[object]) -> RankError | None:
+        """Who does not wait for the outcome, though nothing else says so: it died right after its report.
+
+        Whoever lives says so in its first look at the verdict. To be silent takes longer than a short round.
+        """
+        ranks, end = self._ranks, time.monotonic() + self._ranks.silent
+        waiting = list(ranks.others)
+        try:
+            while not seen:
+                waiting = [rank for rank in waiting if not ranks.attends(met[rank], number)]
+                if not waiting:
+                    return self._replaced(met)
+                if (gone := self._gave_up(met)) is not None:
+                    return gone
+                if time.monotonic() >= end:
+                    return lost(waiting, f"not heard of within {ranks.silent:g} s after its report")
+                ranks.pause()
+        except RankLost as error:
+            return error
+        return None
+
+    def _replaced(self, met: dict[int, Report]) -> RankError | None:
+        """Who has another process in its place, which was not met and will not get this outcome."""
+        for rank in self._ranks.others:
+            now = self._ranks.reported(rank)
+            if now is None or now.call != met[rank].call:
+                return RankFailed(
+                    f"somebody else reports as rank {rank} in the hand-over of step {met[0].step}: give each "
+                    "rank a number of its own, and each trainer a TrainerRanks(name=...) of its own"
+                )
         return None
 
     # -- while the round runs --------------------------------------------------------------------------------

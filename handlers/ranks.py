@@ -1,10 +1,4 @@
-"""The store that a trainer's ranks share, with a bound on whatever is asked of it.
-
-The store is the user's: a ``TCPStore``, ``FileStore`` or ``PrefixStore`` of ``torch.distributed``, or
-anything with their ``set``, ``get``, ``check`` and ``delete_key``. A store can hang: its keeper may be
-frozen, or another rank be stopped while it has the file locked. So each word to it runs on a thread that may
-get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the store: who waits, looks
-again.
+"""What a rank says in the store that a trainer's ranks share, and what it finds there.
 
 A store can outlive a run, and keep its words for the next one. So rank 0 begins a *run* with an id of its
 own, and every *call* of a hook on another rank has one too. A report says which run it was made in, and a
@@ -18,20 +12,19 @@ missed one reads on. Old numbers, and the run before, are deleted.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..fsm import checks
 from ..fsm.errors import RankLost, RoundCancelled, SetupError
 from ..fsm.plan import Plan
 from ..fsm.ranks import Report, Verdict, layout
-from .workers import Workers
+from .rank_store import RankStore, Store, line_of
 
 __all__ = ["Store", "TrainerRanks"]
 
@@ -41,23 +34,7 @@ _SLICE = 0.1  # seconds between two looks at whether the part is to be given up
 _KEPT = 8  # hand-overs whose words are kept, for a rank that is late, or was not there
 
 
-class Store(Protocol):
-    """What is needed of a store of ``torch.distributed``. Every call may block, and may raise."""
-
-    def set(self, key: str, value: str, /) -> object:
-        """Write."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read what is there."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of these are there; does not wait."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Forget."""
-
-
-class TrainerRanks:
+class TrainerRanks(RankStore):
     """This process as a rank of its trainer.
 
     Args:
@@ -97,15 +74,16 @@ class TrainerRanks:
         checks.text(_WHERE, "name", name)
         for what, seconds in (("limit", limit), ("silent", silent)):
             checks.seconds(_WHERE, what, seconds)
-        self.rank, self.world_size, self.limit, self.silent = rank, world_size, limit, silent
-        self._store, self._name = store, name
+        super().__init__(store, name, rank, silent)
+        self.world_size, self.limit = world_size, limit
         self._me = uuid.uuid4().hex[:12]
         self._run: str | None = None
         self._known = False  # whether the run is not an older one's
         self._looked = False
         self._number = self._beats = self._calls = 0
         self._layout_said = ""
-        self._workers = Workers("weightsync-ranks", spare=2)
+        self._wrong: Report | None = None  # the last call, if its step was none
+        self._owed: list[str] = []  # the call that was reported, and those of others in its place
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -146,21 +124,41 @@ class TrainerRanks:
         return self._blank(step, kind, fingerprint=plan.fingerprint)
 
     def arrive(self, step: int, kind: str, part: Callable[[], Plan]) -> Report:
-        """Do this rank's part, and report it. For all but rank 0."""
-        self._calls += 1
+        """Do this rank's part, and report it. For all but rank 0.
+
+        Whatever is raised here or later, while an answer is waited for: then ``give_up``.
+        """
+        self._begin_call()
         self.find_run()
+        if self._wrong is not None:  # what answers that call, which is over, is no answer to this one
+            self.answer(self._wrong)
+            self._wrong = None
         try:
             report = self.work(step, kind, part)
         except BaseException as error:
-            with suppress(RankLost):  # the others find out by themselves
-                self.find_run()
-                report = self._blank(step, kind, error=_line(error))
-                self.say("report", report.to_json())
-                if isinstance(error, Exception):
-                    self._make_known(report)
+            self._failed(step, kind, error)
             raise
+        self._owed = [report.call]  # before it is said: the store may take it and not say so
         self.say("report", report.to_json())
         return report
+
+    def cannot(self, kind: str, error: BaseException) -> None:
+        """Report that this rank was called with a step that is none. For all but rank 0."""
+        self._begin_call()
+        self._wrong = self._blank(None, kind)
+        self._failed(None, kind, error)
+
+    def _begin_call(self) -> None:
+        self._calls += 1
+        self._owed = []
+
+    def _failed(self, step: int | None, kind: str, error: BaseException) -> None:
+        with suppress(RankLost):  # the others find out by themselves
+            self.find_run()
+            report = self._blank(step, kind, error=line_of(error))
+            self.say("report", report.to_json())
+            if isinstance(error, Exception):
+                self._make_known(report)
 
     def report_again(self, report: Report) -> Report:
         """In the run that there is now."""
@@ -176,9 +174,14 @@ class TrainerRanks:
                 report = self.report_again(report)
             self.pause()
 
-    def give_up(self, report: Report, error: BaseException) -> None:
-        """Take a report back: whoever made it does not wait for an answer any more."""
-        self.say("fail", [report.call, _line(error)])
+    def give_up(self, error: BaseException) -> None:
+        """Take back what this call has reported, or may have: it does not wait for an answer any more.
+
+        If somebody else was found in this rank's place, that report is worth nothing, either.
+        """
+        if self._owed:
+            call, *others = self._owed
+            self.say("fail", [call, line_of(error), *others])
 
     def check_alone(self) -> None:
         """Nobody else has reported as this rank since this one did.
@@ -188,12 +191,13 @@ class TrainerRanks:
         """
         told = self.said("report", self.rank)
         if told is not None and not told["call"].startswith(self._me):
+            self._owed.append(told["call"])
             raise SetupError(
                 f"somebody else reports as rank {self.rank}: give each rank a number of its own, and each "
                 f"trainer a TrainerRanks(name=...) of its own in a store that several use"
             )
 
-    def _blank(self, step: int, kind: str, *, fingerprint: str = "", error: str = "") -> Report:
+    def _blank(self, step: int | None, kind: str, *, fingerprint: str = "", error: str = "") -> Report:
         call = f"{self._me}.{self._calls}"
         return Report(
             self.rank, self.world_size, self._run or "", call, step, kind, fingerprint, error, self._number
@@ -207,19 +211,28 @@ class TrainerRanks:
         Raises:
             SetupError: another rank 0 has begun a run of its own.
         """
-        found = self._read("run")
         if self._run is None:
+            found = self._read("run")
             self._write(self._me, "run")
             self._run = self._me
             if found is not None:
                 self._forget_run(found)
-        elif found not in (self._run, None):
+        else:
+            self.check_run()
+        self._number += 1
+        return self._number
+
+    def check_run(self) -> None:
+        """This rank 0's run is the one that the others find.
+
+        Raises:
+            SetupError: another rank 0 has begun a run of its own.
+        """
+        if self._read("run") not in (self._run, None):
             raise SetupError(
                 "another rank 0 has begun a run in this store: give each trainer a TrainerRanks(name=...) of "
                 "its own; if this one was restarted, the older one is to end"
             )
-        self._number += 1
-        return self._number
 
     def find_run(self) -> bool:
         """See whether this is another run than at the last look. For all but rank 0."""
@@ -291,8 +304,13 @@ class TrainerRanks:
 
     def gave_up(self, report: Report) -> str:
         """Why that report was taken back; empty if it was not."""
-        call, why = self.said("fail", report.rank) or ("", "")
-        return str(why) if call == report.call else ""
+        call, why, *others = self.said("fail", report.rank) or ("", "")
+        return str(why) if report.call in (call, *others) else ""
+
+    def attends(self, report: Report, number: int) -> bool:
+        """Whether who made that report has said since that it waits for the outcome. For rank 0."""
+        beat = self.said("beat", report.rank)
+        return beat is not None and beat[1:] == [report.call, number, self._run]
 
     def layout_of(self, report: Report) -> list[str]:
         """The tensors of the plan that was reported."""
@@ -313,9 +331,9 @@ class TrainerRanks:
         self._write(number, self._run, "newest")
 
     def beat(self, number: int, where: object = None) -> None:
-        """A sign of life, with where it is."""
+        """A sign of life, with where it is: rank 0 in its round, another one in the call of its hook."""
         self._beats += 1
-        self.say("beat", [f"{self._me}.{self._beats}", where, number])
+        self.say("beat", [f"{self._me}.{self._beats}", where, number, self._run])
 
     def pause(self) -> None:
         """Between two looks."""
@@ -336,42 +354,3 @@ class TrainerRanks:
             for what in ("verdict", "outcome"):
                 if number > 0:
                     self._drop(self._key(run, number, what))
-
-    def close(self) -> None:
-        """Give the threads back. The store is the user's."""
-        self._workers.close()
-
-    # -- the store -------------------------------------------------------------------------------------------
-
-    def _key(self, *path: object) -> str:
-        return "/".join(map(str, (self._name, *path)))
-
-    def _write(self, value: Any, *path: object) -> None:
-        self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
-
-    def _read(self, *path: object) -> Any:
-        key = self._key(*path)
-        octets = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
-        return None if octets is None else json.loads(octets)
-
-    def _drop(self, key: str) -> None:
-        self._ask(lambda: self._store.check([key]) and self._store.delete_key(key))
-
-    def _ask(self, word: Callable[[], Any]) -> Any:
-        try:
-            return self._workers.submit(word).result(timeout=self.silent)
-        except TimeoutError:
-            raise RankLost(
-                f"the store of the trainer's ranks did not answer rank {self.rank} within {self.silent:g} s: "
-                f"its keeper is dead or frozen"
-            ) from None
-        except Exception as error:
-            raise RankLost(
-                f"the store of the trainer's ranks failed on rank {self.rank}: {_line(error)}; its keeper "
-                f"may be dead"
-            ) from error
-
-
-def _line(error: BaseException) -> str:
-    first: Iterable[str] = str(error).splitlines()
-    return f"{type(error).__name__}: {next(iter(first), '')}"

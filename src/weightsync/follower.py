@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, Self
 
@@ -76,14 +77,14 @@ class FollowerSync:
             RoundCancelled: rank 0 was told to stop while the ranks met.
             SyncFailed: the round failed and the policy raises on failure.
         """
-        step = checks.step_of("on_step_end", "step", step)
+        step = self._step_of("on_step_end", step, "hand over")
         if step % self.policy.every:
             return None
         return self._follow(step, "hand over", model)
 
     def catch_up(self, step: int, model: object) -> RoundResult:
         """Take part in ``WeightSync.catch_up``."""
-        step = checks.step_of("catch_up", "step", step)
+        step = self._step_of("catch_up", step, "catch up")
         return self._follow(step, "catch up", model)
 
     def close(self) -> None:
@@ -104,11 +105,20 @@ class FollowerSync:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _step_of(self, where: str, step: object, kind: str) -> int:
+        try:
+            return checks.step_of(where, "step", step)
+        except SetupError as error:
+            with self._turn:
+                if not self._closed:
+                    self._ranks.cannot(kind, error)
+            raise
+
     def _follow(self, step: int, kind: str, model: object) -> RoundResult:
         with self._turn:  # hand-overs of two threads come one after the other, and each of them is bounded
             if self._closed:
                 raise SetupError("this FollowerSync is closed")
-            told = self._told(self._ranks.arrive(step, kind, lambda: self._part(model)))
+            told = self._told(step, kind, lambda: self._part(model))
         if told["error"] is not None:
             raise error_from(told["error"])
         result = result_from(told["result"])
@@ -119,16 +129,17 @@ class FollowerSync:
         weights.materialize()
         return weights.plan(self.policy.bucket_bytes)
 
-    def _told(self, report: Report) -> Any:
+    def _told(self, step: int, kind: str, part: Callable[[], Plan]) -> Any:
         """What rank 0 says in the end: an error, or a result."""
         number = None
         try:
+            report = self._ranks.arrive(step, kind, part)
             number, error = self._verdict(report)
-            return {"error": error} if error is not None else self._outcome(number, report.step)
+            return {"error": error} if error is not None else self._outcome(number, report)
         except BaseException as error:
             told = None
             with suppress(RankLost):
-                self._ranks.give_up(report, error)
+                self._ranks.give_up(error)
                 if number is not None and isinstance(error, RankLost):
                     # Rank 0 looks whether anybody gave up after it has told: one of the two sees the other.
                     told = self._ranks.look(number, "outcome")
@@ -163,7 +174,7 @@ class FollowerSync:
             raise RankFailed("rank 0 has closed its WeightSync before it gave its verdict")
         return report
 
-    def _outcome(self, number: int, step: int) -> Any:
+    def _outcome(self, number: int, report: Report) -> Any:
         """Rank 0 leads as many rounds as its policy allows, and beats all the while."""
         ranks, beats = self._ranks, float("-inf")
         pulses, last = Pulses([0], time.monotonic()), "; it had not told of a round yet"
@@ -171,12 +182,12 @@ class FollowerSync:
             now = time.monotonic()
             if now - beats >= ranks.interval:
                 beats = now
-                ranks.beat(number)
+                ranks.beat(number, report.call)
                 beat = ranks.said("beat", 0)
                 pulses.heard(0, beat, time.monotonic())
                 if beat is not None and beat[2] == number and beat[1]:
                     last = f"; it was last heard of in {beat[1][1]} of round {beat[1][0]}"
                 if pulses.silent(time.monotonic(), ranks.silent):
-                    raise lost([0], f"no sign of life for {ranks.silent:g} s at step {step}{last}")
+                    raise lost([0], f"no sign of life for {ranks.silent:g} s at step {report.step}{last}")
             ranks.pause()
         return told

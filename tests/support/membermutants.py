@@ -290,7 +290,47 @@ def followers_do_not_listen() -> None:
 
 def ranks_that_give_up_say_nothing() -> None:
     """What they have given up is published for them."""
-    Changed(ranks.TrainerRanks, "give_up", lambda self, report, error: None)
+    Changed(ranks.TrainerRanks, "give_up", lambda self, error: None)
+
+
+def reports_are_taken_back_if_the_store_answered() -> None:
+    """A report of which the store said nothing stands, and its rank has gone."""
+    arrive = ranks.TrainerRanks.arrive
+
+    def said(self: ranks.TrainerRanks, *args: Any) -> Any:
+        try:
+            return arrive(self, *args)
+        except BaseException:
+            self._owed = []
+            raise
+
+    Changed(ranks.TrainerRanks, "arrive", said)
+
+
+def who_dies_after_its_report_is_not_missed() -> None:
+    """Its silence is all that tells, and takes longer than the round."""
+    Changed(leader.Leader, "_absent", lambda *_: None)
+
+
+def nobody_is_in_anybodys_place() -> None:
+    """Rank 0 does not look who reports when the round is over."""
+    Changed(leader.Leader, "_replaced", lambda self, met: None)
+
+
+def the_other_ones_report_stands() -> None:
+    """Who finds somebody else in its place takes back its own report alone."""
+    give_up = ranks.TrainerRanks.give_up
+
+    def own(self: ranks.TrainerRanks, error: BaseException) -> None:
+        del self._owed[1:]
+        give_up(self, error)
+
+    Changed(ranks.TrainerRanks, "give_up", own)
+
+
+def bad_steps_of_followers_are_their_own() -> None:
+    """Rank 0 waits for who does not come."""
+    Changed(ranks.TrainerRanks, "cannot", lambda self, kind, error: None)
 
 
 def nobody_looks_once_more() -> None:
@@ -385,6 +425,20 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "errors_of_rank_0_are_its_own": (errors_of_rank_0_are_its_own, "ranks.py -k no_result"),
     "followers_do_not_listen": (followers_do_not_listen, "ranks.py -k beats_stop"),
     "ranks_that_give_up_say_nothing": (ranks_that_give_up_say_nothing, "ranks_apart.py -k not_begun"),
+    "reports_are_taken_back_if_the_store_answered": (
+        reports_are_taken_back_if_the_store_answered,
+        "ranks_reports.py -k the_store_took",
+    ),
+    "who_dies_after_its_report_is_not_missed": (
+        who_dies_after_its_report_is_not_missed,
+        "ranks_reports.py -k short_round",
+    ),
+    "nobody_is_in_anybodys_place": (nobody_is_in_anybodys_place, "ranks_reports.py -k in_the_place_of"),
+    "the_other_ones_report_stands": (the_other_ones_report_stands, "ranks_reports.py -k both_reports"),
+    "bad_steps_of_followers_are_their_own": (
+        bad_steps_of_followers_are_their_own,
+        "ranks_reports.py -k heard_of_by_all",
+    ),
     "nobody_looks_once_more": (nobody_looks_once_more, "ranks_apart.py -k before_it_tells"),
     "any_run_is_this_one": (any_run_is_this_one, "ranks_apart.py -k is_no_report"),
     "answers_of_an_older_run_are_taken": (answers_of_an_older_run_are_taken, "ranks_apart.py -k second_run"),

@@ -1,0 +1,82 @@
+"""The store that a trainer's ranks share, with a bound on whatever is asked of it.
+
+The store is the user's: a ``TCPStore``, ``FileStore`` or ``PrefixStore`` of ``torch.distributed``, or
+anything with their ``set``, ``get``, ``check`` and ``delete_key``. A store can hang: its keeper may be
+frozen, or another rank be stopped while it has the file locked. So each word to it runs on a thread that may
+get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the store: who waits, looks
+again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ..fsm.errors import RankLost
+from .workers import Workers
+
+__all__ = ["RankStore", "Store", "line_of"]
+
+
+class Store(Protocol):
+    """What is needed of a store of ``torch.distributed``. Every call may block, and may raise."""
+
+    def set(self, key: str, value: str, /) -> object:
+        """Write."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read what is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these are there; does not wait."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Forget."""
+
+
+class RankStore:
+    """One rank's words to the store."""
+
+    def __init__(self, store: Store, name: str, rank: int, silent: float) -> None:
+        self.rank, self.silent = rank, silent
+        self._store, self._name = store, name
+        self._workers = Workers("weightsync-ranks", spare=2)
+
+    def close(self) -> None:
+        """Give the threads back. The store is the user's."""
+        self._workers.close()
+
+    def _key(self, *path: object) -> str:
+        return "/".join(map(str, (self._name, *path)))
+
+    def _write(self, value: Any, *path: object) -> None:
+        self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
+
+    def _read(self, *path: object) -> Any:
+        key = self._key(*path)
+        octets = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if octets is None else json.loads(octets)
+
+    def _drop(self, key: str) -> None:
+        self._ask(lambda: self._store.check([key]) and self._store.delete_key(key))
+
+    def _ask(self, word: Callable[[], Any]) -> Any:
+        try:
+            return self._workers.submit(word).result(timeout=self.silent)
+        except TimeoutError:
+            raise RankLost(
+                f"the store of the trainer's ranks did not answer rank {self.rank} within {self.silent:g} s: "
+                f"its keeper is dead or frozen"
+            ) from None
+        except Exception as error:
+            raise RankLost(
+                f"the store of the trainer's ranks failed on rank {self.rank}: {line_of(error)}; its keeper "
+                f"may be dead"
+            ) from error
+
+
+def line_of(error: BaseException) -> str:
+    """Its kind, and the first line of its text."""
+    first: Iterable[str] = str(error).splitlines()
+    return f"{type(error).__name__}: {next(iter(first), '')}"
