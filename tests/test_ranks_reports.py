@@ -131,17 +131,6 @@ def test_who_finds_another_one_in_its_place_takes_both_reports_back() -> None:
     follower.close()
 
 
-def test_two_trainers_under_one_name_are_told_of_each_other() -> None:
-    """Rank 0 of neither says that all is well while its ranks raise."""
-    one = Team(limit=1.5, silent=0.5)
-    assert all(each.ok for each in one.results(one.step(1, *three(1))))
-    other = Team(limit=1.5, silent=0.5, store=one.store)
-    mine, theirs = one.step(2, *three(2)), other.step(2, *three(2))
-    for found in (one.results(mine), other.results(theirs)):
-        kinds = [not isinstance(each, Exception) and each.ok for each in found]
-        assert kinds == [kinds[0]] * 3, [str(each) for each in found]
-
-
 @pytest.mark.parametrize("name", ["on_step_end", "catch_up"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_that_is_none_on_a_follower_is_heard_of_by_all(name: str, *, first: bool) -> None:
