@@ -34,6 +34,15 @@ def every_member_was_opened(story: Story, record: Record) -> Iterator[str]:
                 yield f"{engine} is sent to, and never answered open"
 
 
+@_rule("P9", "Prepared")
+def what_is_sent_was_planned_and_opened(story: Story, record: Record) -> Iterator[str]:
+    """There is a plan because the weights were read, and a way because the transport has opened it."""
+    if record.target == Broadcasting:
+        for act in ("plan", "transport_open"):
+            if act not in story.done:
+                yield f"the sending begins, and {act} was never answered"
+
+
 @_rule("P7", "EngineCommitted", "call commit")
 def a_number_is_bound_before_the_first_commit(story: Story, record: Record) -> Iterator[str]:
     """From then on an engine may hold it, and it must not stand for other bytes."""
@@ -46,6 +55,14 @@ def a_commit_is_confirmed_by_an_answer(story: Story, record: Record) -> Iterator
     """To commit, or to an abort that came too late to prevent it."""
     if not {("commit", record.engine), ("abort", record.engine)} & story.answered:
         yield f"{record.engine} counts as committed, and was never heard to say so"
+
+
+@_rule("P10", "EngineReverted")
+def a_revert_is_confirmed_by_an_answer(story: Story, record: Record) -> Iterator[str]:
+    """To an abort: nobody else can know what the engine is."""
+    engine = str(record.engine)
+    if engine in story.after(record, "reverted") and ("abort", engine) not in story.answered:
+        yield f"{engine} counts as reverted, and never answered abort"
 
 
 @_rule("P3", "Published")

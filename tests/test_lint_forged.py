@@ -534,6 +534,20 @@ def _() -> tuple[Log, int]:
     return log, log.number(log.at("r2", "Prepared"))
 
 
+@forges("P9", "what is sent was planned and opened")
+def _() -> tuple[Log, int]:
+    log = Log()
+    log.cut(log.at("r2", "call plan"))
+    return log, log.number(log.at("r2", "Prepared"))
+
+
+@forges("P10", "a revert is confirmed by an answer")
+def _() -> tuple[Log, int]:
+    log = Log("failed")
+    log.cut(log.at("r2", "call abort", 1))
+    return log, log.number(log.at("r2", "EngineReverted", 1))
+
+
 @forges("P7", "a number is bound before the first commit")
 def _() -> tuple[Log, int]:
     log = Log()
@@ -630,6 +644,12 @@ def test_a_forged_log_is_found_out(promise: str, name: str) -> None:
         ("good", "P11", lambda log: log.cut(log.at("r2", "call prepare"))),
         ("good", "P12", lambda it: it.move(it.at("r2", "call transport_clean"), it.at("r2", "Published"))),
         ("failed", "P10", lambda log: log.copy(log.at("r2", "call undo"), log.at("r2", "call undo"))),
+        ("failed", "P10", lambda log: [log.cut(log.at("r2", "call abort")) for _ in "ab"]),
+        ("failed", "P10", lambda log: log.edit(log.at("r2", "call abort"), error="EngineSilent: no answer")),
+        ("failed", "P10", lambda log: log.edit(log.at("r2", "call abort"), engine="e1")),
+        ("failed", "P10", lambda log: log.move(log.at("r2", "call abort"), log.at("r2", "Cleaned"))),
+        ("good", "P9", lambda log: log.edit(log.at("r2", "call plan"), error="PlanError: no tensors")),
+        ("good", "P9", lambda log: log.cut(log.at("r2", "call transport_open"))),
     ],
 )  # fmt: skip
 def test_the_same_is_found_in_other_clothes(kind: str, promise: str, change: Callable[[Log], object]) -> None:
