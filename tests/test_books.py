@@ -524,7 +524,10 @@ def test_rounds_of_our_own_leave_an_engine_proven() -> None:
     books.settle(result(5, a=NEW, b=OUT))
     for epoch in (7, 8):
         books.begun(lambda epoch=epoch: epoch)  # type: ignore[misc]
-        opened(a, epoch)
+        session = Session(f"r{epoch}", epoch, 9)
+        a.machine.fire(Opened(session, PLAN))
+        assert books.vouched(PATIENCE) == {"a": 5}, "a round of ours is taken for another trainer's"
+        a.abort(session)
         assert books.vouched(PATIENCE) == {"a": 5}, "a round of ours made a good engine unproven"
     books.settle(replace(result(5, a=OLD, b=OUT), epoch=8))
     assert books.vouched(PATIENCE) == {"a": 5}
