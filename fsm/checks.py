@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 from .errors import SetupError
 
 __all__ = [
-    "called", "flag", "has", "kind", "refusal", "seconds", "seen_path", "shown", "step_of", "text", "whole",
+    "called", "flag", "has", "kind", "patterns", "refusal", "seconds", "seen_path", "shown", "step_of",
+    "text", "whole",
 ]  # fmt: skip
 
 _PLAIN = (str, bytes, int, float, PurePath)
@@ -85,6 +86,18 @@ def called(where: str, name: str, value: object, needed: str = "a function is ne
     """Refuse what cannot be called."""
     if not callable(value):
         raise refusal(where, name, value, needed)
+
+
+def patterns(where: str, name: str, value: object) -> tuple[str, ...]:
+    """Patterns of names, as a tuple. One string alone would be taken for its letters."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise refusal(
+            where, name, value, "a list of patterns is needed, such as ('*.lora_A.*', '*.lora_B.*')"
+        )
+    found = tuple(value)
+    for each in found:
+        text(where, name, each, "each pattern is a string that is not empty")
+    return found
 
 
 def flag(where: str, name: str, value: object) -> None:

@@ -28,6 +28,7 @@ from .engine import Answer
 from .engine_table import Session
 from .plan import Plan
 from .receipt import Expectation, Participant, Receipt
+from .sampling import WHOLE, Part
 from .states import EngineState
 from .tensors import TensorSpec
 
@@ -61,8 +62,11 @@ class Weights(Protocol):
     def plan(self, bucket_bytes: int) -> Plan:
         """The buckets for these tensors; pure, and the same object for the same metadata."""
 
-    def digest(self) -> str:
-        """The digest of the content: names, dtypes, shapes and bytes, in the plan's order."""
+    def digest(self, part: Part = WHOLE, /) -> str:
+        """The digest of the content: names, dtypes, shapes, and the bytes of ``part``, in the plan's order.
+
+        It says its part, as ``part.mark`` does.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +220,8 @@ class Unpack(Protocol):
 class Digest(Protocol):
     """Digests content: the same function on both sides."""
 
-    def __call__(self, plan: Plan, tensors: Mapping[str, Any], /) -> str:
-        """The digest of ``tensors`` in the plan's order, as ``Weights.digest`` makes it."""
+    def __call__(self, plan: Plan, tensors: Mapping[str, Any], part: Part = WHOLE, /) -> str:
+        """The digest of ``part`` of ``tensors`` in the plan's order, as ``Weights.digest`` makes it."""
 
 
 class Sink(Protocol):

@@ -53,20 +53,30 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What travels and how. ``nbytes`` counts the tensors' bytes, without padding."""
+    """What travels and how.
+
+    ``nbytes`` counts the tensors' bytes, without padding. A ``partial`` plan is not all that an engine holds:
+    what it does not name stays as it is.
+    """
 
     tensors: tuple[TensorSpec, ...]
     ties: tuple[Tie, ...]
     buckets: tuple[Bucket, ...]
     nbytes: int
     fingerprint: str
+    partial: bool = False
 
     @classmethod
     def sealed(
-        cls, tensors: tuple[TensorSpec, ...], ties: tuple[Tie, ...], buckets: tuple[Bucket, ...]
+        cls,
+        tensors: tuple[TensorSpec, ...],
+        ties: tuple[Tie, ...],
+        buckets: tuple[Bucket, ...],
+        *,
+        partial: bool = False,
     ) -> Plan:
         """Add what follows from the rest."""
-        plan = cls(tensors, ties, buckets, sum(each.nbytes for each in tensors), "")
+        plan = cls(tensors, ties, buckets, sum(each.nbytes for each in tensors), "", partial)
         return replace(plan, fingerprint=hashlib.sha256(_canonical(plan)).hexdigest())
 
     @property
@@ -104,6 +114,7 @@ def _record(plan: Plan) -> dict[str, Any]:
             [bucket.nbytes, [[each.tensor, each.start, each.stop, each.offset] for each in bucket.pieces]]
             for bucket in plan.buckets
         ],
+        **({"partial": True} if plan.partial else {}),
     }
 
 
@@ -130,7 +141,10 @@ def _read(text: str | bytes) -> Plan:
     )
     check_ties(ties, check_specs(tensors))
     _check_buckets(tensors, buckets)
-    plan = Plan.sealed(tensors, ties, buckets)
+    partial = record.get("partial", False)
+    if not isinstance(partial, bool):
+        raise PlanError(f"this is not a plan: {partial!r:.80} does not say whether it is partial")
+    plan = Plan.sealed(tensors, ties, buckets, partial=partial)
     if (plan.nbytes, plan.fingerprint) != (record.get("nbytes"), record.get("fingerprint")):
         raise PlanError("the plan's size or fingerprint does not match what is in it")
     return plan

@@ -8,7 +8,9 @@ says so, over restarts too, and four rules hold:
 * **A number stands for one set of bytes.** When a round enters Cleaning, engines start to commit, so its
   number is *bound* to its digest even if it is never published. From then on the same number with other
   bytes is refused, and so is every lower one, because an engine may already hold the bound version. The same
-  number with the same digest is welcome: a retry, or an engine that catches up.
+  number with the same digest is welcome: a retry, or an engine that catches up. A digest may be of a part of
+  the bytes (``sampling.py``), the same part for the same number: then other bytes under one number are
+  noticed where they are sampled. Digests of different parts cannot be compared, so they are refused, too.
 * **A late publication is refused like a late frame.** Every change carries the epoch of its round. One that
   is older than an epoch which the ledger has seen changes nothing. ``shut`` makes it see an epoch as over,
   for a publication that was asked for, never answered and given up.
@@ -27,6 +29,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from .errors import LedgerError
+from .sampling import part_of
 
 __all__ = [
     "Ledger",
@@ -93,7 +96,8 @@ class Ledger:
         known = self.bound.get(version, digest)
         if known != digest:
             raise VersionBound(
-                f"version {version} stands for the bytes {known}, not {digest}; give these a higher number"
+                f"version {version} stands for the bytes {known}, {_other(known, digest)}; give these a "
+                "higher number"
             )
 
     def bind(self, version: int, digest: str, epoch: int) -> Ledger:
@@ -185,6 +189,13 @@ def _bound(record: object, source: str) -> dict[int, str]:
             raise _corrupt(source, f"{key!r}: {digest!r} binds no version to a digest")
         bound[int(key)] = digest
     return bound
+
+
+def _other(known: str, digest: str) -> str:
+    """In which way a digest is another one."""
+    if part_of(known) == part_of(digest):
+        return f"not {digest}"
+    return f"and {digest} is of another part of them, so nobody can tell whether they are the same"
 
 
 def _is_count(value: object) -> bool:

@@ -14,6 +14,8 @@ How buckets are filled:
   between elements if a bucket holds at least one, and the last of them is filled up with what follows.
 * An atomic group shares one bucket, at the place of its first member. One that cannot is refused here, and
   the message names a limit that suffices for all groups.
+* A partial plan has some of the tensors of a model. It says so, and an engine checks what is sent without
+  asking for the rest.
 * A piece starts at a multiple of ``align``, or of its element if the limit is below ``align``. The padding
   between pieces counts, and no bucket is larger than the limit.
 
@@ -60,6 +62,7 @@ def make_plan(
     ties: Iterable[Tie] = (),
     groups: Iterable[Collection[str]] = (),
     align: int = 64,
+    partial: bool = False,
 ) -> Plan:
     """Lay tensors out in buckets of at most ``bucket_bytes``.
 
@@ -69,6 +72,7 @@ def make_plan(
         ties: further names of some of them
         groups: names of tensors that must arrive together; a tied name stands for its tensor
         align: a power of two; the boundary at which pieces start inside a bucket
+        partial: whether engines hold more than this, which is to stay as it is
 
     Raises:
         PlanError: with what does not fit, and what to do
@@ -82,7 +86,7 @@ def make_plan(
     packer = _Packer(tensors, bucket_bytes, _step(bucket_bytes, align))
     for unit in _units(len(tensors), together):
         packer.add(unit)
-    return Plan.sealed(tensors, ties, packer.finish())
+    return Plan.sealed(tensors, ties, packer.finish(), partial=partial)
 
 
 class _Packer:

@@ -9,8 +9,13 @@ from typing import Literal
 from . import checks
 from .errors import SetupError
 from .recovery import Backoff
+from .sampling import WHOLE, Part, part_of_version
+from .tensors import CASTS
 
-__all__ = ["Limits", "Policy"]
+__all__ = ["LORA", "Limits", "Policy"]
+
+LORA = ("*lora_A*", "*lora_B*", "*lora_embedding_A*", "*lora_embedding_B*", "*lora_magnitude_vector*")
+"""For ``Policy(only=LORA)``: the names that PEFT gives to the tensors of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,16 @@ class Policy:
             trainer. One that would leave them further behind blocks until a round is over.
         raise_on_failure: call ``RoundResult.require()`` for the caller.
         bucket_bytes: the largest transfer unit, in bytes.
-        verify: ``"full"``: a digest of every tensor, computed on both sides. ``"off"``: counts and the plan's
-            fingerprint only; the version's number is then tied to the layout, not to the content.
+        verify: what is compared of the content, by digests computed on both sides. ``"sampled"``: of each
+            tensor the part whose turn it is, small tensors whole; each byte has its turn once in
+            ``verify_turns`` consecutive versions. ``"full"``: every byte in every round. ``"off"``: counts
+            and the plan's fingerprint only; the version's number is then tied to the layout, not to the
+            content.
+        verify_turns: with ``"sampled"``: how many parts there are. Versions of your own that go up by more
+            than 1 reach every part only if that step and this number have no common factor.
+        cast: floating-point tensors are sent as this dtype, e.g. ``"bfloat16"``; others as they are.
+        only: patterns of names, as those of files (``fnmatchcase``): what matches none of them is not sent,
+            and the engines keep what they have of it. ``LORA`` are those of adapters. By default all is sent.
         lease: seconds the lock outlives its holder.
 
     Raises:
@@ -102,11 +115,14 @@ class Policy:
     staleness: int = 2
     raise_on_failure: bool = False
     bucket_bytes: int = 64 * 1024 * 1024
-    verify: Literal["full", "off"] = "full"
+    verify: Literal["sampled", "full", "off"] = "sampled"
+    verify_turns: int = 16
+    cast: str | None = None
+    only: tuple[str, ...] = ()
     lease: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("every", "attempts", "bucket_bytes", "staleness"):
+        for name in ("every", "attempts", "bucket_bytes", "staleness", "verify_turns"):
             checks.whole("Policy", name, getattr(self, name))
         for name in ("deadline", "lease", "first_contact", "rest", "longest_rest"):
             checks.seconds("Policy", name, getattr(self, name))
@@ -117,7 +133,10 @@ class Policy:
         self._choice("on_engine_failure", ("fail", "quarantine"))
         self._choice("catch_up", ("together", "apart"))
         self._choice("when_busy", ("wait", "block", "refuse", "coalesce", "skip"))
-        self._choice("verify", ("full", "off"))
+        self._choice("verify", ("sampled", "full", "off"))
+        if self.cast is not None:
+            self._choice("cast", tuple(CASTS))
+        object.__setattr__(self, "only", checks.patterns("Policy", "only", self.only))
         self._check_quorum()
 
     def limits(self) -> Limits:
@@ -139,6 +158,16 @@ class Policy:
             release=min(self.lease / 2, self.deadline / 8),
             lease=self.lease,
         )
+
+    def part(self, version: int) -> Part | None:
+        """What the digests of a version are of; None if there are none."""
+        match self.verify:
+            case "off":
+                return None
+            case "full":
+                return WHOLE
+            case _:
+                return part_of_version(version, self.verify_turns)
 
     def backoff(self) -> Backoff | None:
         """How long an engine that does not come back rests; None if every engine must take part."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, final
 
 from .errors import ReceiptRefused
+from .sampling import WHOLE, part_of
 
 __all__ = ["Expectation", "Participant", "Receipt"]
 
@@ -127,8 +128,21 @@ class Receipt:
         for name, value in wanted.items():
             found = getattr(self, name)
             if found != value:
-                return f"{self.engine} rank {self.rank}: {name} is {found!r}, expected {value!r}"
+                where = f"{self.engine} rank {self.rank}"
+                return (
+                    _no_part(where, name, found, value) or f"{where}: {name} is {found!r}, expected {value!r}"
+                )
         return None
+
+
+def _no_part(where: str, name: str, found: Any, wanted: Any) -> str | None:
+    """Why a digest of everything is no answer to a question for a part of it."""
+    if name != "digest" or not found or part_of(found) != WHOLE or part_of(wanted) == WHOLE:
+        return None
+    return (
+        f"{where}: digest {found!r} is of everything, expected {wanted!r}, of {part_of(wanted)}: the "
+        f"engine's weightsync is too old for that; update it, or use Policy(verify='full')"
+    )
 
 
 def _carried(values: Mapping[str, Any]) -> Receipt:

@@ -16,7 +16,17 @@ from typing import Any
 
 from .errors import PlanError
 
-__all__ = ["DTYPE_SIZES", "Mismatch", "TensorSpec", "Tie", "check_specs", "check_ties", "diff", "spec"]
+__all__ = [
+    "CASTS",
+    "DTYPE_SIZES",
+    "Mismatch",
+    "TensorSpec",
+    "Tie",
+    "check_specs",
+    "check_ties",
+    "diff",
+    "spec",
+]
 
 DTYPE_SIZES: dict[str, int] = {
     "bool": 1,
@@ -44,6 +54,11 @@ DTYPE_SIZES: dict[str, int] = {
 }
 """Bytes an element. Each is a power of two, so that an offset aligned to the largest suits them all."""
 
+CASTS = (
+    "bfloat16", "float16", "float32", "float64",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+"""The dtypes of numbers with a fraction, each of which can be written as any other one."""
 
 _MOST_DIMENSIONS = 64
 _LONGEST = 1 << 63

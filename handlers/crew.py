@@ -22,6 +22,7 @@ from ..fsm.ledger import LedgerKeeper
 from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant
+from ..fsm.sampling import Part, parted
 from ..fsm.states import State
 from ..fsm.tickets import (
     Granted,
@@ -37,7 +38,7 @@ from .futures import again, begun, copy
 from .ports import RoundPort
 from .workers import Workers
 
-__all__ = ["Crew", "Parts"]
+__all__ = ["Crew", "Parts", "digest_of_weights"]
 
 _PHASES = {
     Act.transport_open: State.Locked,
@@ -45,6 +46,15 @@ _PHASES = {
     Act.collect: State.Awaiting,
 }
 _LEDGER_ACTS = frozenset({Act.bind, Act.publish, Act.ask})
+
+
+def digest_of_weights(weights: Weights, part: Part) -> str:
+    """The digest of a part of somebody's weights, which says so.
+
+    Raises:
+        SetupError: they give none.
+    """
+    return parted(f"{type(weights).__name__}.digest", weights.digest, part)
 
 
 class Answer(Protocol):
@@ -67,7 +77,8 @@ class Parts:
     step: int
     attempt: int
     bucket_bytes: int
-    verify: bool
+    part: Part | None
+    """What the digests are of; None if there are none."""
 
 
 @dataclass(slots=True)
@@ -210,7 +221,7 @@ class Crew:
         parts, weights = self.parts, self.parts.weights
         weights.materialize()
         plan = weights.plan(parts.bucket_bytes)
-        digest = weights.digest() if parts.verify else ""
+        digest = "" if parts.part is None else digest_of_weights(weights, parts.part)
         parts.ledger.admit(self.driver.round.facts.version, digest or plan.fingerprint)
         self.plan = plan
         self.expected = Expectation(

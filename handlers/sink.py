@@ -10,6 +10,9 @@ Both write *into* the tensors that the engine has: their identity, strides and s
 tied stays tied. Names that the engine ties need to be sent once only, under any one of them. What the trainer
 ties and the engine does not is written to every name.
 
+A plan that is partial brings some of what the engine holds. That is checked and written; everything else
+stays as it is. What a failure has torn has to be in it, so that no engine comes back with a mix.
+
 What the engine holds is read anew whenever a session opens, since models get moved and tensors replaced.
 """
 
@@ -54,6 +57,7 @@ class _Live:
     def __init__(self, held: Held) -> None:
         self._held = held
         self._checked: tuple[object, ...] = ()
+        self._torn: set[str] = set()
         self._names = _Names()
 
     def manifest(self) -> tuple[TensorSpec, ...]:
@@ -72,9 +76,11 @@ class _Live:
             plan.fingerprint,
             *((name, *_place(tensor), _room(tensor)) for name, tensor in tensors.items()),
         )
-        if now == self._checked:
+        if now == self._checked and not self._torn:
             return  # the same plan for the very same tensors
         covered = self._names(plan)
+        if plan.partial:
+            tensors = {name: tensor for name, tensor in tensors.items() if name in covered}
         # What shares its memory with a name that is sent gets its data with it.
         sent = {_place(tensors[name]) for name in covered if name in tensors}
         held = [
@@ -85,7 +91,9 @@ class _Live:
         if lines := _unwritable(tensors):  # no plan is to blame for that
             raise EngineError(_summary(lines))
         lines = [str(each) for each in diff(plan.tensors, held, ties=plan.ties)]
-        if lines := lines + _torn_ties(tensors, covered):
+        lines += _torn_ties(tensors, covered)
+        lines += [_still_torn(name) for name in sorted(self._torn - covered.keys()) if plan.partial]
+        if lines:
             raise PlanError(_summary(lines))
         self._checked = now
 
@@ -135,7 +143,7 @@ class StagingSink(_Live):
             staged = before.pop(name, None)
             device = live.device if self._device is None else torch.device(self._device)
             if staged is None or (staged.shape, staged.dtype) != (live.shape, live.dtype):
-                staged = torch.empty(live.shape, dtype=live.dtype, device=device)
+                staged = _blank(live, device)
             self._staged[name] = staged
         self._fits = checked
         return self._staged
@@ -143,6 +151,7 @@ class StagingSink(_Live):
     def commit(self, plan: Plan) -> None:
         """Copy the staged tensors over the live ones."""
         tensors = self._tensors()
+        self._torn |= self._names(plan).keys()
         with torch.inference_mode():  # the only mode in which tensors made in it can be written, too
             for name, of in self._names(plan).items():
                 live = tensors.get(name)
@@ -151,7 +160,8 @@ class StagingSink(_Live):
                 if name != of and of in tensors and _place(live) == _place(tensors[of]):
                     continue  # the engine ties them, too
                 _refuse_lost(name, live)
-                live.copy_(self._staged[of])
+                _copy(live, self._staged[of])
+        self._torn -= self._names(plan).keys()
 
     def release(self) -> None:
         """Give the memory of the staged tensors back. Only while no session is open."""
@@ -165,6 +175,7 @@ class InPlaceSink(_Live):
 
     def open(self, plan: Plan) -> Mapping[str, Tensor]:
         """The live tensors."""
+        self._torn |= self._names(plan).keys()
         return self.live(plan)
 
     def commit(self, plan: Plan) -> None:
@@ -173,7 +184,8 @@ class InPlaceSink(_Live):
             for name, (first, *others) in self._copies(plan).items():
                 for other in others:
                     _refuse_lost(name, first, other)
-                    other.copy_(first)
+                    _copy(other, first)
+        self._torn -= self._names(plan).keys()
 
 
 # -- what tensors are -------------------------------------------------------------------------------------
@@ -207,6 +219,19 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 def _room(tensor: Tensor) -> int:
     """The bytes of its storage, which can be resized and get less at the same place."""
     return tensor.untyped_storage().nbytes()
+
+
+def _blank(live: Tensor, device: torch.device) -> Tensor:
+    """Memory for one more of these; torch warns of complex numbers of two bytes, which are words here."""
+    dtype = torch.int32 if live.dtype is torch.complex32 else live.dtype
+    return torch.empty(live.shape, dtype=dtype, device=device).view(live.dtype)
+
+
+def _copy(live: Tensor, given: Tensor) -> None:
+    """Bit for bit: of bools, torch would make a 1 of whatever is not 0."""
+    if live.dtype is torch.bool:
+        live, given = live.view(torch.uint8), given.view(torch.uint8)
+    live.copy_(given)
 
 
 def _refuse_lost(name: str, *tensors: Tensor) -> None:
@@ -243,6 +268,13 @@ def _torn_ties(tensors: Mapping[str, Tensor], covered: Mapping[str, str]) -> lis
                 f"tie them in the trainer"
             )
     return lines
+
+
+def _still_torn(name: str) -> str:
+    return (
+        f"tensor {name!r}: a hand-over that failed may have left it half written, and nothing is sent for "
+        "it; hand everything over once, without a selector"
+    )
 
 
 def _summary(lines: list[str]) -> str:

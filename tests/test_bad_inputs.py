@@ -28,6 +28,7 @@ from weightsync.fsm.errors import (
 from weightsync.fsm.ledger import StaleVersion, VersionBound
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation
+from weightsync.fsm.sampling import part_of_version
 from weightsync.fsm.states import Disposition, EngineState, Outcome
 from weightsync.handlers.lock import LocalLock
 from weightsync.handlers.words import LINE, read_answer, say, word
@@ -240,7 +241,8 @@ def test_a_version_that_falls(refusing: Refusing) -> None:
 def test_a_number_that_stands_for_other_bytes(refusing: Refusing) -> None:
     """Both digests are said."""
     refusing.sync.begin(1, FakeWeights(1), version=5, snapshot=False).wait()
-    known, other = FakeWeights(1).digest(), FakeWeights(2).digest()
+    part = part_of_version(5, 16)
+    known, other = FakeWeights(1).digest(part), FakeWeights(2).digest(part)
     refusing.refuses(
         VersionBound,
         f"version 5 stands for the bytes {known}, not {other}; give these a higher number",

@@ -15,6 +15,7 @@ from weightsync.fsm.errors import LedgerError, LockError, RoundCancelled, Weight
 from weightsync.fsm.lock import LockBook
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.receipt import Expectation, Participant
+from weightsync.fsm.sampling import WHOLE
 from weightsync.fsm.states import State
 from weightsync.fsm.tickets import (
     Granted,
@@ -48,7 +49,7 @@ class Bench:
         values: dict[str, Any] = {
             "lock": self.lock, "ledger": self.ledger, "transport": self.transport, "links": self.engines,
             "executors": [self.executor], "weights": self.weights, "owner": "me", "step": 3, "attempt": 1,
-            "bucket_bytes": 64, "verify": True,
+            "bucket_bytes": 64, "part": WHOLE,
         }  # fmt: skip
         self.answers: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.posted: list[Any] = []
@@ -210,7 +211,7 @@ def test_the_plan_is_made_from_the_weights_and_admitted_by_the_ledger(bench: Ben
 
 def test_without_verification_nothing_is_digested() -> None:
     """The plan's fingerprint stands for the version in the ledger."""
-    bench = Bench(verify=False)
+    bench = Bench(part=None)
     bench.weights.bad["digest"] = AssertionError("nobody asked")
     value, error = bench.ask(Act.plan)
     assert error is None

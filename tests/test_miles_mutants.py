@@ -182,7 +182,9 @@ def another_list(patch: Patch) -> None:
 
 def copies_sent(patch: Patch) -> None:
     """Sends copies in place of the tensors."""
-    patch.setattr(turns_module, "weights_for", lambda model, snapshot: weights_for(model, snapshot=True))
+    patch.setattr(
+        turns_module, "weights_for", lambda model, policy, snapshot: weights_for(model, policy, snapshot=True)
+    )
 
 
 # -- errors and versions ------------------------------------------------------------------------------------

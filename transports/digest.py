@@ -5,6 +5,9 @@ whole is taken over one line a tensor (name, dtype, shape, hash of the bytes), i
 tensors that swapped their bytes, or a name that stands for another shape, change it. Further names of a
 tensor are not in it: a receiver that holds a tied name by itself compares that by name.
 
+Of a part (:mod:`..fsm.sampling`), each line has the hash of those bytes alone, and the digest says which they
+are.
+
 The hash (XXH3, 128 bits) finds accidents, not forgeries; it runs at about the speed of memory.
 """
 
@@ -21,37 +24,49 @@ import xxhash
 
 from ..fsm.errors import PlanError
 from ..fsm.plan import Plan
+from ..fsm.sampling import WHOLE, Part
 from ..fsm.tensors import TensorSpec
-from .octets import dtype_name, flat, read
+from .octets import CHUNK, Cast, Octets, Source, dtype_name, read, span
 
 __all__ = ["digest", "digest_of"]
 
-_NOTHING = xxhash.xxh3_128_hexdigest(b"").encode("ascii")
-_CHUNK = 4 << 20
-"""Bytes of scratch memory for tensors that have to be copied to be read in order."""
+_KINDS = (torch.Tensor, Cast)  # a union is slower to ask
 
 
-def digest(plan: Plan, tensors: Mapping[str, Any], /) -> str:
-    """The digest of ``tensors``, by the names and in the order of ``plan.tensors``.
+def digest(plan: Plan, tensors: Mapping[str, Any], part: Part = WHOLE, /) -> str:
+    """The digest of ``part`` of ``tensors``, by the names and in the order of ``plan.tensors``.
 
     Raises:
         PlanError: a tensor of the plan is missing.
     """
-    return digest_of(plan.tensors, tensors)
+    return digest_of(plan.tensors, tensors, part)
 
 
-def digest_of(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> str:
+def digest_of(specs: Iterable[TensorSpec], tensors: Mapping[str, Any], part: Part = WHOLE) -> str:
     """The same, by descriptions alone: content has no buckets."""
     lines: list[bytes] = []
+    scratch = np.empty(0, dtype=np.uint8)
     for spec in specs:
         tensor = tensors.get(spec.name)
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, _KINDS):
             raise PlanError(f"tensor {spec.name!r} is in the plan, but there is none to digest")
         shape = tensor.shape
         lines.append(_head(spec.name, tensor.dtype, shape))
-        lines.append(_NOTHING if 0 in shape else _content(tensor))
+        low, high = _range(part, tensor.numel() * tensor.element_size())
+        octets = span(tensor, low, high) if low < high else b""
+        if octets is None:
+            scratch = scratch if scratch.size else np.empty(CHUNK, dtype=np.uint8)
+            lines.append(_read(tensor, low, high, scratch))
+        else:
+            lines.append(xxhash.xxh3_128_hexdigest(octets).encode("ascii"))
         lines.append(b'"]\n')
-    return xxhash.xxh3_128_hexdigest(b"".join(lines))
+    return part.mark(xxhash.xxh3_128_hexdigest(b"".join(lines)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _range(part: Part, nbytes: int) -> tuple[int, int]:
+    """Asked for every tensor on both sides, and the same in every round of that turn."""
+    return part.range(nbytes)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -61,15 +76,12 @@ def _head(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode("ascii").removesuffix(b'"]')
 
 
-def _content(tensor: torch.Tensor) -> bytes:
-    octets = flat(tensor)
-    if octets is not None:
-        return xxhash.xxh3_128_hexdigest(octets.data).encode("ascii")
-    total = tensor.numel() * tensor.element_size()
-    scratch = np.empty(min(total, _CHUNK), dtype=np.uint8)
+def _read(tensor: Source, low: int, high: int, scratch: Octets) -> bytes:
+    """Of what has to be copied to be read in order."""
     content = xxhash.xxh3_128()
-    for start in range(0, total, _CHUNK):
-        part = scratch[: min(total - start, _CHUNK)]
-        read(tensor, start, start + part.size, part)
-        content.update(part.data)
+    while low < high:
+        stop = min((low // CHUNK + 1) * CHUNK, high)  # so that chunks end where blocks do
+        read(tensor, low, stop, scratch[: stop - low])
+        content.update(scratch[: stop - low].data)
+        low = stop
     return content.hexdigest().encode("ascii")

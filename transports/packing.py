@@ -17,13 +17,15 @@ from ..fsm.contract import Bucketful
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.tensors import TensorSpec
-from .octets import Octets, dtype_name, read, write
+from .octets import Octets, Source, dtype_name, read, write
 
 __all__ = ["pack", "unpack"]
 
 
-def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, torch.Tensor], buffer: Octets) -> None:
+def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, Source], buffer: Octets) -> None:
     """Copy every piece of ``bucket`` from ``tensors`` into ``buffer``, which may be larger than needed.
+
+    What is to be cast is cast on the way: there is no copy of it but the one in the bucket.
 
     Raises:
         PlanError: a tensor is missing, or is no longer what the plan says.
@@ -31,7 +33,7 @@ def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, torch.Tensor], buffer
     for piece in bucket.pieces:
         if piece.start == piece.stop:
             continue  # a tensor without elements, which the digest vouches for
-        tensor = _fitting(plan.tensors[piece.tensor], tensors)
+        tensor = _fitting(plan.tensors[piece.tensor], tensors, Source)
         read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
 
 
@@ -54,7 +56,7 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
         if piece.start == piece.stop:
             continue
         spec = plan.tensors[piece.tensor]
-        tensor = _fitting(spec, into)
+        tensor = _fitting(spec, into, torch.Tensor)
         _check_writable(spec.name, tensor)
         write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
 
@@ -67,10 +69,10 @@ def _octets(data: Any) -> Octets:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _fitting(spec: TensorSpec, tensors: Mapping[str, Any]) -> torch.Tensor:
+def _fitting(spec: TensorSpec, tensors: Mapping[str, Any], kind: Any) -> Any:
     """The tensor that ``spec`` describes, checked: it may have changed since the plan was made."""
     tensor = tensors.get(spec.name)
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, kind):
         raise PlanError(f"tensor {spec.name!r} ({spec}) is in the plan, but there is none of that name")
     dtype = dtype_name(tensor.dtype)
     if dtype != spec.dtype or tensor.shape != spec.shape:

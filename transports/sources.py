@@ -10,8 +10,10 @@ scalar, an empty or an expanded tensor too.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from fnmatch import translate
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from ..fsm.errors import PlanError
 
 __all__ = ["deferred", "pairs"]
 
+_SHOWN = 3
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _PAIRS = (tuple, list)  # made once: `tuple | list` is a new object each time
@@ -38,25 +41,43 @@ def deferred(source: Any) -> bool:
     return True
 
 
-def pairs(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def pairs(source: Any, only: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of ``source`` with their names, detached; several names may stand for one tensor.
 
+    What matches none of the patterns ``only`` is left out, if there are any, whatever it is.
+
     Raises:
-        PlanError: the source has no order, holds something that cannot be sent, or names one name twice.
+        PlanError: the source has no order, holds something that cannot be sent, or names one name twice; or
+            the patterns choose nothing.
     """
     if callable(source) and not isinstance(source, torch.nn.Module):
         source = source()
     _refuse_unordered(source)
+    chosen, left_out = re.compile("|".join(map(translate, only))), 0
     seen: set[str] = set()
     for number, item in enumerate(_items(source)):
         name, tensor = _named(number, item)
         if name in seen:
             raise PlanError(f"two tensors are named {name!r}; each name may come once")
         seen.add(name)
+        if only and not chosen.match(name):
+            left_out += 1
+            continue
         if not _is_plain(tensor):
             tensor = _sendable(name, tensor)
         # To detach is a third of the cost of reading a small tensor; most have no gradient to leave out.
         yield name, tensor.detach() if tensor.requires_grad else tensor
+    if only and left_out == len(seen):
+        raise PlanError(_nothing(only, sorted(seen)))
+
+
+def _nothing(only: Collection[str], names: list[str]) -> str:
+    """For a selector that chooses nothing: what there is to choose from."""
+    what = f"only={tuple(only)!r} matches none of the {len(names)} names"
+    if not names:
+        return f"{what}: there is nothing to send"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}; there are {', '.join(map(repr, names[:_SHOWN]))}{more}"
 
 
 def _items(source: Any) -> Iterable[Any]:

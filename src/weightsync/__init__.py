@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .fsm.errors import SetupError as SetupError
     from .fsm.errors import SyncFailed as SyncFailed
     from .fsm.errors import WeightSyncError as WeightSyncError
+    from .fsm.policy import LORA as LORA
     from .fsm.policy import Policy as Policy
     from .fsm.results import EngineRow as EngineRow
     from .fsm.results import PassedOver as PassedOver
@@ -52,6 +53,7 @@ _HOME = {
     "FileLedger": ".handlers.ledger",
     "FollowerSync": ".follower",
     "HealthWatch": ".handlers.monitor",
+    "LORA": ".fsm.policy",
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
     "MemoryTransport": ".transports.memory",

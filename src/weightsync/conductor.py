@@ -27,7 +27,7 @@ from .fsm.results import PassedOver, RoundResult, passed_over
 from .fsm.round import Identity, Round
 from .fsm.setting import Setting
 from .fsm.states import Outcome
-from .handlers.crew import Parts
+from .handlers.crew import Parts, digest_of_weights
 from .handlers.leader import Leader
 from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
@@ -185,13 +185,14 @@ class Conductor:
         behind = books.behind(published.version)
         if not behind:
             return passed_over(pending.step, PassedOver("nobody", 0))
-        same = self._stage.policy.verify == "full" and published.version is not None
-        if same and self._in_time(self._digest, weights) == published.digest:
+        version = published.version
+        same = self._stage.policy.verify != "off" and version is not None
+        if same and self._in_time(self._digest, weights, version or 0) == published.digest:
             cast = self._apart(behind, begun)
             refusal = self._refusal(cast)
             if refusal is not None:
                 raise refusal
-            return self._round(pending, weights, published.version or 0, cast, 1)
+            return self._round(pending, weights, version or 0, cast, 1)
         return self._hand_over(pending, weights)
 
     def _bring_back(self, pending: Pending, weights: Weights, version: int) -> None:
@@ -256,7 +257,7 @@ class Conductor:
         parts = Parts(
             lock=stage.lock, ledger=stage.ledger, transport=stage.transport, links=cast.roster,
             executors=stage.executors, weights=weights, owner=stage.owner, step=pending.step,
-            attempt=attempt, bucket_bytes=policy.bucket_bytes, verify=policy.verify == "full",
+            attempt=attempt, bucket_bytes=policy.bucket_bytes, part=policy.part(version),
         )  # fmt: skip
         loop = RoundLoop(driver, parts, workers=stage.workers, observers=stage.observers, clock=clock)
         for engine, error in cast.lost.items():
@@ -286,20 +287,20 @@ class Conductor:
         if pending.version is None:
             known = (stage.ledger.current().newest, stage.books.newest())
             return max((each for each in known if each is not None), default=-1) + ahead
-        stage.ledger.admit(pending.version, self._in_time(self._digest, weights))
+        stage.ledger.admit(pending.version, self._in_time(self._digest, weights, pending.version))
         return pending.version
 
-    def _in_time(self, work: Callable[[Weights], str], weights: Weights) -> str:
+    def _in_time(self, work: Callable[[Weights, int], str], weights: Weights, version: int) -> str:
         limit = self._stage.policy.limits().idle
         try:
-            return str(self._stage.workers.submit(work, weights).result(timeout=limit))
+            return str(self._stage.workers.submit(work, weights, version).result(timeout=limit))
         except TimeoutError as error:
             raise RoundTimedOut(f"the weights could not be read within {limit:.3g} s") from error
 
-    def _digest(self, weights: Weights) -> str:
+    def _digest(self, weights: Weights, version: int) -> str:
         """What a version's number is bound to."""
-        plan = self._plan(weights)
-        return weights.digest() if self._stage.policy.verify == "full" else plan.fingerprint
+        plan, part = self._plan(weights), self._stage.policy.part(version)
+        return plan.fingerprint if part is None else digest_of_weights(weights, part)
 
     def _plan(self, weights: Weights) -> Plan:
         weights.materialize()

@@ -125,7 +125,7 @@ class FollowerSync:
         return result.require() if self.policy.raise_on_failure else result
 
     def _part(self, model: object) -> Plan:
-        weights = weights_for(model, snapshot=False)
+        weights = weights_for(model, self.policy, snapshot=False)
         weights.materialize()
         return weights.plan(self.policy.bucket_bytes)
 

@@ -15,6 +15,7 @@ from .fsm.errors import SetupError
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
+from .fsm.sampling import takes_part
 from .handlers.ledger import FileLedger, MemoryLedger
 from .handlers.lock import LocalLock
 
@@ -146,22 +147,43 @@ def name_of(keeper: LockKeeper | LedgerKeeper) -> str:
     return name if isinstance(name, str) else ""
 
 
-def weights_for(model: object, *, snapshot: bool) -> Weights:
+def weights_for(model: object, policy: Policy, *, snapshot: bool) -> Weights:
     """The tensors of ``model`` as transports read them; with ``snapshot`` a private copy, if possible.
 
     Raises:
-        SetupError: a class, which has no tensors yet.
-        PlanError: something that has none.
+        SetupError: a class, which has no tensors yet; or weights that cannot do what the policy says.
+        PlanError: something that has none, or none of those that the policy selects.
     """
     if isinstance(model, type):
         raise checks.refusal("weights of", "model", model, "a module is needed, and not its class")
     if all(hasattr(model, name) for name in ("materialize", "plan", "digest")):
-        copy = getattr(model, "snapshot", None)
-        return cast("Weights", copy() if snapshot and callable(copy) else model)
+        own = _as_policy_says(model, policy)
+        copy = getattr(own, "snapshot", None)
+        return cast("Weights", copy() if snapshot and callable(copy) else own)
     from .transports.weights import TorchWeights
 
-    weights = TorchWeights.of(cast("Any", model))
+    weights = TorchWeights.of(cast("Any", model), cast=policy.cast, only=policy.only)
     return weights.snapshot() if snapshot else weights
+
+
+def _as_policy_says(weights: Any, policy: Policy) -> Any:
+    """Weights that are some already. What they know nothing of would be left out in silence."""
+    kind = type(weights).__name__
+    if policy.cast is not None or policy.only:
+        what = f"cast={policy.cast!r}" if policy.cast is not None else f"only={policy.only!r}"
+        choose = getattr(weights, "such", None)
+        if not callable(choose):
+            raise SetupError(
+                f"Policy({what}) is for tensors, and a {kind} makes its own plan: hand tensors or "
+                f"TorchWeights over, or give {kind} a method such(cast, only)"
+            )
+        weights = choose(policy.cast, policy.only)
+    if policy.verify == "sampled" and not takes_part(weights.digest):
+        raise SetupError(
+            f"Policy(verify='sampled') needs the digest of a part, and {kind}.digest takes none: let it "
+            "digest the part it is given (fsm/sampling.py), or use Policy(verify='full')"
+        )
+    return weights
 
 
 def sort_handlers(handlers: Iterable[object]) -> tuple[tuple[Executor, ...], tuple[Observer, ...]]:

@@ -93,7 +93,7 @@ class Turns:
                 pending.finished(passed_over(pending.step, PassedOver("skipped", self._behind(pending))))
                 self.leave(pending)
                 return None
-            pending.weights = weights_for(model, snapshot=snapshot)
+            pending.weights = weights_for(model, self._policy, snapshot=snapshot)
 
     def leave(self, pending: Pending, error: BaseException | None = None) -> None:
         """It blocks no more. If it was not let in it never will be: whoever waits behind it goes on."""

@@ -124,7 +124,7 @@ def shapes_not_compared() -> None:
 def ties_forgotten() -> None:
     """Each tensor under its first name alone."""
     read = weights._read
-    Changed(weights, "_read", lambda source: (read(source)[0], ()))
+    Changed(weights, "_read", lambda source, only: (read(source, only)[0], ()))
 
 
 def cancellation_swallowed() -> None:

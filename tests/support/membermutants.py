@@ -83,7 +83,9 @@ def any_bytes_under_the_published_number() -> None:
     catch_up = conductor.Conductor._catch_up
 
     def careless(self: conductor.Conductor, pending: Any, weights: Any) -> Any:
-        Changed(conductor.Conductor, "_digest", lambda self, weights: self._stage.ledger.current().digest)
+        Changed(
+            conductor.Conductor, "_digest", lambda self, weights, version: self._stage.ledger.current().digest
+        )
         return catch_up(self, pending, weights)
 
     Changed(conductor.Conductor, "_catch_up", careless)

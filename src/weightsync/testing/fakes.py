@@ -29,6 +29,7 @@ from ..fsm.engine_table import (
 from ..fsm.errors import EngineAsleep, EngineGone, IllegalEvent, TransportError
 from ..fsm.plan import Plan, make_plan, spec
 from ..fsm.receipt import Expectation, Participant, Receipt
+from ..fsm.sampling import WHOLE, Part, part_of
 
 __all__ = ["HANG", "LOST", "FakeEngine", "FakeExecutor", "FakeTransport", "FakeWeights", "Gate"]
 
@@ -76,9 +77,11 @@ def _bend(bad: dict[str, Bent], word: str) -> Bent | None:
     return bent
 
 
-def _digest(content: Mapping[str, bytes]) -> str:
-    joined = b"".join(name.encode() + b"=" + data for name, data in content.items())
-    return hashlib.sha256(joined).hexdigest()[:16]
+def _digest(content: Mapping[str, bytes], part: Part) -> str:
+    joined = b"".join(
+        name.encode() + b"=" + data for name, data in content.items()
+    )  # each is small, so whole
+    return part.mark(hashlib.sha256(joined).hexdigest()[:16])
 
 
 class FakeWeights:
@@ -100,10 +103,10 @@ class FakeWeights:
         specs = [spec(name, "uint8", (len(data),)) for name, data in self.content.items()]
         return make_plan(specs, bucket_bytes=self._size)
 
-    def digest(self) -> str:
+    def digest(self, part: Part = WHOLE, /) -> str:
         """Of names and bytes."""
         _bend(self.bad, "digest")
-        return _digest(self.content)
+        return _digest(self.content, part)
 
 
 class FakeEngine:
@@ -177,7 +180,9 @@ class FakeEngine:
             self._incoming[name] = content[name]
         if index + 1 == len(plan.buckets):
             self.machine.fire(AllApplied(session))
-            proof = len(self._incoming), sum(map(len, self._incoming.values())), _digest(self._incoming)
+            planned = self.machine.facts.plan
+            part = part_of(planned.digest) if planned else WHOLE
+            proof = len(self._incoming), sum(map(len, self._incoming.values())), _digest(self._incoming, part)
             self.machine.fire(ViewClosed(session, *proof))
             if self.bad.get("receipt") != LOST:
                 self.receive(session, Ticket("fake", {})).set_result((self.machine.receipt(session),))

@@ -14,6 +14,7 @@ from ..fsm.receipt import Participant
 from ..fsm.record import Record
 from ..fsm.results import RoundResult
 from ..fsm.round import Identity, Round
+from ..fsm.sampling import WHOLE
 from ..fsm.setting import Setting
 from ..fsm.states import Disposition, EngineState
 from ..fsm.tickets import Granted
@@ -83,7 +84,7 @@ class Scene:
         parts = Parts(
             lock=self.lock, ledger=self.ledger, transport=self.transport, links=links,
             executors=self.executors, weights=self.weights, owner="me", step=1, attempt=1,
-            bucket_bytes=64, verify=True,
+            bucket_bytes=64, part=WHOLE,
         )  # fmt: skip
         self.version += 1
         return RoundLoop(

@@ -20,6 +20,7 @@ from ..fsm.engine import Answer, EngineMachine
 from ..fsm.engine_table import AbortOrdered, AllApplied, CommitOrdered, FrameSeen, Opened, Session, ViewClosed
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant, Receipt
+from ..fsm.sampling import part_of
 from ..transports.collective import collective_inlet
 from ..transports.digest import digest
 from ..transports.memory import memory_inlet
@@ -85,7 +86,8 @@ class SmallEngine:
                 self.at("applied")
             self.at("released")
             size = sum(tensor.numel() * tensor.element_size() for tensor in self._staged.values())
-            content = digest(plan, self._staged) if machine.facts.plan and machine.facts.plan.digest else ""
+            wanted = machine.facts.plan.digest if machine.facts.plan else ""
+            content = digest(plan, self._staged, part_of(wanted)) if wanted else ""
             machine.fire(ViewClosed(session, len(self._staged), size, content))
             return machine.receipt(session)
         except BaseException:
