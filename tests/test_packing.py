@@ -9,44 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorkit import DTYPES, LAYOUTS, laid_out, octets
 from weightsync.fsm.contract import Bucketful
 from weightsync.fsm.errors import PlanError, TransportError
 from weightsync.fsm.layout import Bucket, Piece, Plan
-from weightsync.fsm.plan import DTYPE_SIZES, make_plan, spec
+from weightsync.fsm.plan import make_plan, spec
 from weightsync.transports.digest import digest_of
 from weightsync.transports.octets import flat, read, write
 from weightsync.transports.packing import pack, unpack
 
-DTYPES = [name for name in DTYPE_SIZES if hasattr(torch, name)]
-
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "contiguous": lambda t: t,
-    "transposed": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
-    "sliced": lambda t: torch.stack([t, t, t], dim=-1)[..., 1],
-    "reversed": lambda t: t.permute(2, 1, 0).contiguous().permute(2, 1, 0),
-    "offset": lambda t: torch.cat([t[:1], t])[1:],
-}
-
 
 def numbers(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
     """A tensor of random bits, the odd ones included: NaNs with a payload, bools of value 7."""
-    kind = getattr(torch, dtype)
-    generator = torch.Generator().manual_seed(seed)
-    bits = torch.randint(0, 256, (max(1, int(np.prod(shape))) * kind.itemsize,), generator=generator)
-    return bits.to(torch.uint8).view(kind)[: int(np.prod(shape))].view(shape)
-
-
-def laid_out(layout: str, dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Random bits with the strides of a layout, made with integers: torch cannot rearrange every dtype."""
-    kind = getattr(torch, dtype)
-    integer = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}.get(kind.itemsize, dtype)
-    return LAYOUTS[layout](numbers(integer, *shape, seed=seed)).view(kind)
-
-
-def octets(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor in logical order, worked out another way than the library does."""
-    words = tensor.detach().unsqueeze(-1).view(torch.uint8)
-    return bytes(words.contiguous().view(-1).tolist())
+    return laid_out("contiguous", dtype, *shape, seed=seed)
 
 
 def moved(plan: Plan, source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> None:
