@@ -16,6 +16,8 @@ from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import EngineError, EngineGone, SetupError, StaleSession
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt, _carried
+from weightsync.fsm.sampling import WHOLE
+from weightsync.handlers import receiver as receiver_module
 from weightsync.handlers.futures import begun, then
 from weightsync.handlers.gate import Gate
 from weightsync.handlers.local_engine import LocalEngine
@@ -314,6 +316,11 @@ def open_gate(patch: Patch) -> None:
     patch.setattr(Gate, "paused", property(lambda gate: True))
 
 
+def of_everything(patch: Patch) -> None:
+    """Whatever part is asked for."""
+    patch.setattr(receiver_module, "part_of", lambda digest: WHOLE)
+
+
 def no_commit(patch: Patch) -> None:
     """A commit that copies nothing."""
     patch.setattr(StagingSink, "commit", lambda sink, plan: None)
@@ -379,6 +386,7 @@ MUTANTS = {
         [*(name for name in CHECKS if name.startswith("no-receipt")), "receipt-says-what-is-there"],
         Forging,
     ),
+    "digests everything": Mutant("receipt-is-proof", ["receipt-of-a-part"], patch=of_everything),
     "always reverted": Mutant("abort-answers", ["abort-committed"], Reverted),
     "always torn": Mutant(
         "abort-answers", ["abort-unopened", "abort-paused", "abort-receiving", "abort-acked"], Torn

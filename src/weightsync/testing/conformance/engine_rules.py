@@ -43,7 +43,7 @@ RECEIPT_IS_PROOF = Rule(
     "receipt-is-proof",
     "receive gives a receipt of every rank when all buckets are applied and the transfer buffer is let go "
     "of, with "
-    "the digest of what is really there; otherwise it fails.",
+    "the digest of what is really there, of the part that is asked for; otherwise it fails.",
     "Leave the inlet's context before the receipt is made, and let only EngineMachine.receipt make it.",
 )
 COMMIT_NEEDS_PROOF = Rule(

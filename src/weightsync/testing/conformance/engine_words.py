@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...fsm.errors import IllegalEvent, StaleSession
+from ...fsm.sampling import Part
 from ...fsm.states import EngineState
 from .engine_rules import (
     COMMIT_NEEDS_PROOF,
@@ -116,6 +117,22 @@ def no_receipt(tested: EngineUnderTest, mode: str, bucket: int) -> None:
         visit.error(RECEIPT_IS_PROOF, visit.receiving(session, mode, bucket), f"receive ({mode})")
         visit.error(COMMIT_NEEDS_PROOF, visit.ask(visit.link.commit, session), "commit without a receipt")
         visit.round()
+
+
+@checked(WORDS, "receipt-of-a-part")
+def receipt_of_a_part(tested: EngineUnderTest) -> None:
+    """A round may ask for the digest of a part, which the expected one says: that is in the receipt."""
+    with Visit(tested) as visit:
+        for turn in range(2):
+            visit.part = Part(turn, 2)
+            session = visit.opened()
+            receipts = visit.answer(
+                RECEIPT_IS_PROOF, visit.receiving(session), f"receive, asked for the digest of {visit.part}"
+            )
+            for receipt in receipts:
+                flaw = receipt.mismatch(session.round, session.epoch, visit.expected(visit.fill))
+                RECEIPT_IS_PROOF.unless(flaw is None, f"asked for the digest of {visit.part}: {flaw}")
+            visit.answer(RECEIPT_IS_PROOF, visit.ask(visit.link.abort, session), "abort")
 
 
 @checked(WORDS, "receipt-says-what-is-there")

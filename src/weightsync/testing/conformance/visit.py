@@ -16,6 +16,7 @@ from ...fsm.engine_table import Session
 from ...fsm.errors import SetupError
 from ...fsm.plan import Plan
 from ...fsm.receipt import Expectation, Receipt
+from ...fsm.sampling import WHOLE
 from ...fsm.states import EngineState
 from ...handlers.threads import spawn
 from ...transports.digest import digest
@@ -87,6 +88,7 @@ class Visit:
         self.plan = self.weights.plan(max(1, largest // 2))  # the largest tensor takes more than one bucket
         self.said: list[Session] = []
         self.fill = 0
+        self.part = WHOLE
 
     def __enter__(self) -> Self:
         self.incarnation = self.status().incarnation
@@ -151,7 +153,7 @@ class Visit:
     def expected(self, fill: int, plan: Plan | None = None) -> Expectation:
         """What a good receipt says of these numbers."""
         plan = plan or self.plan
-        content = digest(plan, numbers(plan, fill))
+        content = digest(plan, numbers(plan, fill), self.part)
         return Expectation(plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets), content)
 
     def opening(
