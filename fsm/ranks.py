@@ -134,7 +134,7 @@ def difference(reports: Mapping[int, Report], layouts: Mapping[int, list[str]]) 
     others = [rank for rank, report in reports.items() if report.fingerprint != mine.fingerprint]
     first = others[0]
     here, there = layouts.get(0, []), layouts.get(first, [])
-    where = "their tensors are the same, so the policies differ in bucket_bytes"
+    where = "their tensors are the same, so the policies differ in bucket_bytes or in only"
     for index in range(max(len(here), len(there))):
         one, other = _at(here, index), _at(there, index)
         if one != other:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from casekit.levels import eventually
 from casekit.rankside import LIMIT, SILENT, Processes
@@ -30,7 +31,7 @@ from weightsync.fsm.errors import (
     SetupError,
     SyncFailed,
 )
-from weightsync.fsm.policy import Policy
+from weightsync.fsm.policy import LORA, Policy
 from weightsync.fsm.ranks import (
     Pulses,
     Report,
@@ -45,6 +46,7 @@ from weightsync.fsm.states import Outcome
 from weightsync.handlers.ranks import TrainerRanks
 from weightsync.testing.fakes import FakeWeights, Gate
 from weightsync.testing.scene import PATIENCE, Trainer
+from weightsync.transports.weights import TorchWeights
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +168,18 @@ def test_plans_that_differ_are_refused_on_every_rank_before_the_lock() -> None:
     )
     no_lock_was_asked_for(team)
     assert all(each.ok for each in team.results(team.step(2, *three(2))))
+
+
+def test_ranks_that_select_otherwise_are_refused() -> None:
+    """Even if their selections come to the same tensors: what an engine is asked for differs."""
+    team, model = Team(), {"a.lora_A": torch.ones(3)}
+    some = TorchWeights.of(model, only=LORA)
+    found = team.results(team.step(1, TorchWeights.of(model), TorchWeights.of(model), some))
+    assert [type(each) for each in found] == [PlanMismatch] * 3
+    assert "rank 0 differs from rank 2; their tensors are the same, so the policies differ in" in str(
+        found[0]
+    )
+    no_lock_was_asked_for(team)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

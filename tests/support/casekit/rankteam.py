@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from weightsync.follower import FollowerSync
+from weightsync.fsm.contract import Weights
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.handlers.ranks import TrainerRanks
@@ -86,7 +87,7 @@ class Team:
             ranks.close()
         self.pool.shutdown(wait=False)
 
-    def step(self, number: int, *weights: FakeWeights) -> list[Future[RoundResult | None]]:
+    def step(self, number: int, *weights: Weights) -> list[Future[RoundResult | None]]:
         """Every rank's hook, each on a thread of its own; with fewer weights the last ranks stay away."""
         syncs: list[Any] = [self.trainer.sync, *self.followers]
         return [
