@@ -88,6 +88,14 @@ def test_a_missing_tensor_is_named() -> None:
         digest(planned(STATE), {"a": STATE["a"]})
 
 
+def test_a_tensor_that_gave_its_memory_away_is_named() -> None:
+    """To read it would end the process."""
+    gone = torch.zeros(4096)
+    gone.untyped_storage().resize_(4)
+    with pytest.raises(PlanError, match="'b': its memory was given away"):
+        of({"a": STATE["a"], "b": gone})
+
+
 def test_other_processes_agree() -> None:
     """The digest does not depend on the process, its hash seed, or what it computed before."""
     code = """

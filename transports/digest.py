@@ -53,7 +53,10 @@ def digest_of(specs: Iterable[TensorSpec], tensors: Mapping[str, Any], part: Par
         shape = tensor.shape
         lines.append(_head(spec.name, tensor.dtype, shape))
         low, high = _range(part, tensor.numel() * tensor.element_size())
-        octets = span(tensor, low, high) if low < high else b""
+        try:
+            octets = span(tensor, low, high) if low < high else b""
+        except PlanError as error:
+            raise PlanError(f"tensor {spec.name!r}: {error}") from None
         if octets is None:
             scratch = scratch if scratch.size else np.empty(CHUNK, dtype=np.uint8)
             lines.append(_read(tensor, low, high, scratch))

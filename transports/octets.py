@@ -107,7 +107,7 @@ def span(tensor: Source, start: int, stop: int) -> Any:
         return None
     first = tensor.storage_offset() * tensor.element_size()
     if first + stop > tensor.untyped_storage().nbytes():
-        raise PlanError("a tensor has less memory than elements: its storage was resized")
+        raise PlanError("its memory was given away, its storage was resized")
     return _array(stop - start).from_address(tensor.data_ptr() + start)
 
 
