@@ -81,6 +81,7 @@ class Capabilities:
             quorum below "all" is refused with it at set-up.
         dtypes: the dtype names it can carry, or None for every one that has bytes.
         cross_process: engines may be in other processes than the trainer.
+        in_cluster: engines have to be in the trainer's Ray cluster: actors, or this very process.
     """
 
     stages: bool
@@ -89,6 +90,7 @@ class Capabilities:
     survives_loss: bool
     dtypes: frozenset[str] | None
     cross_process: bool = True
+    in_cluster: bool = False
 
 
 class Port(Protocol):
@@ -277,7 +279,9 @@ class EngineLink(Protocol):
     """The trainer's end of one engine. Every method gives a future back at once.
 
     One whose engine is certainly in another process says ``in_process = False``, and is then refused with a
-    transport that could not reach it.
+    transport that could not reach it. One whose engine is in the Ray cluster says ``in_cluster = True``, and
+    one whose engine is certainly in this process ``in_process = True``: a transport of the cluster takes no
+    other.
     """
 
     @property

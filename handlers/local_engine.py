@@ -34,6 +34,9 @@ class LocalEngine:
         SetupError: this is no receiver, or no number of ranks.
     """
 
+    in_process = True
+    """It is here."""
+
     def __init__(self, receiver: Receiver, *, ranks: int | None = None) -> None:
         if not checks.has(receiver, ("hello", "open", "receive", "commit", "abort", "resume")):
             needed = "a receiver is needed, as receiver_for(model, 'name') makes it"

@@ -53,6 +53,9 @@ class RayEngine:
     in_process = False
     """It is in a process of its own."""
 
+    in_cluster = True
+    """It is an actor."""
+
     def __init__(
         self,
         actor: Any,

@@ -8,6 +8,7 @@ from weightsync.fsm.contract import InletFactory, Transport
 from weightsync.testing.conformance import Check, TransportConformance, TransportUnderTest
 from weightsync.transports.collective import CollectiveTransport, collective_inlet
 from weightsync.transports.memory import MemoryTransport, memory_inlet
+from weightsync.transports.objects import ObjectStoreTransport, objects_inlet
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -64,3 +65,16 @@ class TestCollectiveInProcesses(TransportConformance):
     def inlet(self) -> InletFactory:
         """Its receiving half."""
         return collective_inlet
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+class TestObjects(TransportConformance):
+    def transport(self) -> Transport:
+        """Ray's object store, to ranks in threads of this process."""
+        return ObjectStoreTransport()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return objects_inlet

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .sync import WeightSync as WeightSync
     from .transports.collective import CollectiveTransport as CollectiveTransport
     from .transports.memory import MemoryTransport as MemoryTransport
+    from .transports.objects import ObjectStoreTransport as ObjectStoreTransport
     from .transports.weights import TorchWeights as TorchWeights
 
 _HOME = {
@@ -57,6 +58,7 @@ _HOME = {
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
     "MemoryTransport": ".transports.memory",
+    "ObjectStoreTransport": ".transports.objects",
     "Outcome": ".fsm.states",
     "PassedOver": ".fsm.results",
     "Pending": ".sync",

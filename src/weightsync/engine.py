@@ -21,8 +21,9 @@ def inlets() -> dict[str, InletFactory]:
     """The receiving half of each transport, by the transport's name."""
     from .transports.collective import collective_inlet
     from .transports.memory import memory_inlet
+    from .transports.objects_inlet import objects_inlet
 
-    return {"collective": collective_inlet, "memory": memory_inlet}
+    return {"collective": collective_inlet, "memory": memory_inlet, "objects": objects_inlet}
 
 
 def receiver_for(

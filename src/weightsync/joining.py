@@ -30,7 +30,7 @@ _TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
 _LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
 _LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
-TRANSPORTS = ("memory", "collective")
+TRANSPORTS = ("memory", "collective", "objects")
 """The transports that can be named."""
 
 
@@ -88,7 +88,7 @@ def transport_for(transport: str | Transport) -> Transport:
     """
     if not isinstance(transport, str):
         if not checks.has(transport, _TRANSPORT) or not hasattr(transport, "capabilities"):
-            names = " or ".join(map(repr, TRANSPORTS))
+            names = f"{', '.join(map(repr, TRANSPORTS[:-1]))} or {TRANSPORTS[-1]!r}"
             raise checks.refusal(_WHERE, "transport", transport, f"{names} is needed, or a transport object")
         return transport
     if transport == "memory":
@@ -99,6 +99,10 @@ def transport_for(transport: str | Transport) -> Transport:
         from .transports.collective import CollectiveTransport
 
         return CollectiveTransport()
+    if transport == "objects":
+        from .transports.objects import ObjectStoreTransport
+
+        return ObjectStoreTransport()
     raise SetupError(f"no transport is called {transport!r}; there are: {', '.join(TRANSPORTS)}")
 
 

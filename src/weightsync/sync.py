@@ -264,6 +264,14 @@ class WeightSync:
                 f"transport {name!r} reaches engines in this process only, and engine {far[0]} is in another "
                 "one: use transport='collective'"
             )
+        if self._transport.capabilities.in_cluster:
+            apart = next((link for link in engines if not _in_cluster(link)), None)
+            if apart is not None:
+                raise SetupError(
+                    f"transport {name!r} reaches Ray actors, and engine {apart.id} is a "
+                    f"{type(apart).__name__}, not known to be one: use RayEngine(actor), or "
+                    "transport='collective'"
+                )
         if quorum < len(engines) and not self._transport.capabilities.survives_loss:
             raise SetupError(
                 f"transport {name!r} cannot go on without a participant, so a quorum of {quorum} out of "
@@ -322,3 +330,8 @@ class WeightSync:
             if pending.queued and not pending.done:
                 pending.stop_and_wait(error)
             raise
+
+
+def _in_cluster(link: EngineLink) -> bool:
+    """Whether an engine is in the trainer's Ray cluster for certain; one of this process is, if that is."""
+    return bool(getattr(link, "in_cluster", False) or getattr(link, "in_process", False))

@@ -33,6 +33,7 @@ USEFUL = {"tqdm": ("progress", "a progress bar"), "resvg-py": ("png", "diagrams 
 _TRANSPORTS = {
     "memory": (("torch", "xxhash"), "engines in this process"),
     "collective": (("torch", "numpy", "xxhash"), "engines in processes of their own (gloo)"),
+    "objects": (("torch", "numpy", "xxhash", "ray"), "engines in Ray actors, by Ray's object store"),
 }
 
 
