@@ -1,6 +1,6 @@
 """Our transports keep the contract of transports, check by check."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -67,9 +67,17 @@ class TestCollectiveInProcesses(TransportConformance):
         return collective_inlet
 
 
+@pytest.fixture(scope="module")
+def board(ray_cluster: None) -> Iterator[None]:
+    """One board for all checks of that transport: a process takes longer to start than a check."""
+    one = ObjectStoreTransport()
+    yield
+    one.close()
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("board")
 class TestObjects(TransportConformance):
     def transport(self) -> Transport:
         """Ray's object store, to ranks in threads of this process."""

@@ -8,9 +8,12 @@ one. Nothing here is pickled by us; Ray's wire is Ray's.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, final
@@ -22,7 +25,7 @@ from ..fsm.errors import SetupError, TransportError
 from .board import Board
 from .octets import Octets
 
-__all__ = ["BoardLink", "board_called", "check_ready", "check_room", "fetch", "put"]
+__all__ = ["BoardLink", "board_called", "check_ready", "check_room", "fetch", "give_back", "own_board", "put"]
 
 _NAMESPACE = "weightsync"
 _CALLS = 10_000
@@ -117,7 +120,9 @@ class BoardLink:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or f"objects-{secrets.token_urlsafe(12)}"
-        self.gone = False
+        self._gone = False
+        self._node = ray.get_runtime_context().get_node_id()
+        self._process = os.getpid()
         if name is None:
             make: Any = ray.remote(Board)
             self._actor = make.options(
@@ -131,6 +136,12 @@ class BoardLink:
                     f"this ticket leads nowhere: its trainer is gone, or in another Ray cluster ({name})"
                 ) from error
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is there, as far as is known, and of the cluster that this process is in now."""
+        there = not self._gone and self._process == os.getpid() and ray.is_initialized()
+        return there and ray.get_runtime_context().get_node_id() == self._node
+
     def call(self, method: str, *values: Any) -> Future[Any]:
         """Call it; what Ray has to report of a board that is gone comes out as TransportError."""
         answer: Future[Any] = Future()
@@ -141,7 +152,7 @@ class BoardLink:
             if error is None:
                 answer.set_result(reply.result())
             else:
-                self.gone = isinstance(error, ray.exceptions.RayActorError)
+                self._gone = isinstance(error, ray.exceptions.RayActorError)
                 gone = TransportError(f"the trainer's board is gone, or cannot be reached: {_line(error)}")
                 gone.__cause__ = error
                 answer.set_exception(gone)
@@ -158,15 +169,39 @@ class BoardLink:
 
     def kill(self) -> None:
         """End the board. Idempotent."""
-        if ray.is_initialized():
-            try:
+        if ray.is_initialized() and self._process == os.getpid():
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is gone already
                 ray.kill(self._actor)
-            except (ValueError, ray.exceptions.RayError):
-                return
 
 
 _links: dict[str, BoardLink] = {}
 _joining = threading.Lock()
+_own: BoardLink | None = None
+_users: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def own_board(user: object) -> BoardLink:
+    """The board of this process, which all its transports share; made for the first, and if it is gone."""
+    global _own  # noqa: PLW0603 - there is one of this process
+    with _joining:
+        _users.add(user)
+        if _own is not None and not _own.serves:
+            _own.kill()
+            _own = None
+        _own = _own or BoardLink()
+        return _own
+
+
+def give_back(user: object) -> None:
+    """End the board of this process if nobody else uses it. Idempotent."""
+    global _own
+    with _joining:
+        _users.discard(user)
+        board = None
+        if not _users:
+            board, _own = _own, None
+    if board is not None:
+        board.kill()
 
 
 def board_called(name: str) -> BoardLink:

@@ -17,10 +17,9 @@ wires, which use pickle, and are trusted as far as the cluster is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from ..fsm.contract import Capabilities, EngineLink, Port, Weights
 from ..fsm.errors import PortClosed, SetupError
@@ -32,9 +31,6 @@ from .packing import pack
 from .standing import Standing
 from .weights import tensors_of
 
-if TYPE_CHECKING:
-    from .object_store import BoardLink
-
 __all__ = ["ObjectStoreTransport", "objects_inlet"]
 
 _OVER = "its round is over"
@@ -44,8 +40,8 @@ _OVER = "its round is over"
 class ObjectStoreTransport:
     """Sends by Ray's object store, to engines in Ray actors.
 
-    Ray must be initialised in this process. An actor of a few megabytes, which asks for no CPU, is started
-    with the transport and ends with it.
+    Ray must be initialised in this process. A small actor beside it, which asks for no CPU, is started with
+    the first such transport of a process and ends with the last.
 
     Raises:
         SetupError: there is no Ray here.
@@ -53,14 +49,12 @@ class ObjectStoreTransport:
 
     def __init__(self) -> None:
         try:
-            from .object_store import BoardLink, check_ready
+            from .object_store import check_ready, own_board
         except ImportError as error:
             raise SetupError(f"transport 'objects' needs Ray: pip install ray ({error})") from error
         check_ready("transport 'objects'")
-        self._make = BoardLink
-        self._making = threading.Lock()
-        self._board: BoardLink | None = BoardLink()
         self._standing = Standing[ObjectsRound]()
+        own_board(self)  # it starts while engines say hello, and not in a pause
 
     @property
     def name(self) -> str:
@@ -82,10 +76,10 @@ class ObjectStoreTransport:
         Raises:
             TransportError: the store is too small, or the board does not answer.
         """
-        from .object_store import check_room
+        from .object_store import check_room, own_board
 
         check_room(window(plan))
-        round = ObjectsRound(self._link(), self._standing.buffers(plan.largest))
+        round = ObjectsRound(own_board(self), self._standing.buffers(plan.largest))
         self._standing.open(round)
         port.on_change(round.bell.ring)
         with suppress(PortClosed):
@@ -131,22 +125,12 @@ class ObjectStoreTransport:
         self._standing.end("the sender aborted the round")
 
     def close(self) -> None:
-        """Give the buffer back, and end the board."""
+        """Give the buffer back, and end the board if no other transport of this process uses it."""
+        from .object_store import give_back
+
         self.abort()
         self._standing.keep(None)
-        with self._making:
-            board, self._board = self._board, None
-        if board is not None:
-            board.kill()
-
-    def _link(self) -> BoardLink:
-        """The board; another one if it was ended."""
-        with self._making:
-            if self._board is not None and self._board.gone:
-                self._board.kill()
-                self._board = None
-            self._board = self._board or self._make()
-            return self._board
+        give_back(self)
 
     def _stored(self, round: ObjectsRound, plan: Plan, bucket: Bucket, weights: Weights) -> list[object]:
         """The reference to a bucket, in a list; nothing in it for one without bytes."""
