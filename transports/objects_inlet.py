@@ -2,8 +2,9 @@
 
 A rank asks the trainer's board for one bucket after the other. To ask for the next one says that it let go
 of the one before. It gets a reference, and reads the bucket where it lies in the store of its node: a
-read-only array, which many ranks see at once. Whoever keeps a view of it keeps its memory, too, and finds the
-same bytes in it for as long as it likes; but the store has that much less room.
+read-only array, which many ranks see at once and none can write (``shield.py``). Whoever keeps a view of it
+keeps its memory, too, and finds the same bytes in it for as long as it likes; but the store has that much
+less room.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..fsm.plan import Plan
 from .bell import Bell
 from .board import Key
 from .octets import Octets
+from .shield import shielded
 
 if TYPE_CHECKING:
     from .object_store import BoardLink
@@ -101,7 +103,8 @@ class _ObjectsInlet:
                 raise TransportError(
                     f"bucket {bucket.index} arrived with {view.nbytes} bytes, not {bucket.nbytes}"
                 )
-            yield Bucketful(bucket.index, view)
+            with shielded(view):
+                yield Bucketful(bucket.index, view)
             del refs, view
             self._done = bucket.index + 1
 
