@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
+import ray
 
+from casekit.objectside import JOIN, joined_inlet
 from weightsync.fsm.contract import InletFactory, Transport
 from weightsync.testing.conformance import Check, TransportConformance, TransportUnderTest
 from weightsync.transports.collective import CollectiveTransport, collective_inlet
@@ -86,3 +88,31 @@ class TestObjects(TransportConformance):
     def inlet(self) -> InletFactory:
         """Its receiving half."""
         return objects_inlet
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.usefixtures("board")
+class TestObjectsInProcesses(TransportConformance):
+    """Processes that have joined the cluster, and die for real."""
+
+    processes = True
+
+    @pytest.fixture(autouse=True)
+    def cluster(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tell the processes where it is."""
+        monkeypatch.setenv(JOIN, ray.get_runtime_context().gcs_address)
+
+    def checks(self) -> Sequence[Check[TransportUnderTest]]:
+        """Every way to die, and to be stopped."""
+        wanted = ("good", "die-at-bucket-2", "die-at-released", "dead", "stopped")
+        return [check for check in super().checks() if check.name.startswith(wanted)]
+
+    def transport(self) -> Transport:
+        """Ray's object store, to processes that can be killed."""
+        return ObjectStoreTransport()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half, which joins the cluster first."""
+        return joined_inlet
