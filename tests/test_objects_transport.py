@@ -117,7 +117,10 @@ def round_with(model: dict[str, Tensor], *looks: Callable[[Bucketful], None]) ->
         engine.open(session, plan, weights.digest())
     transport = ObjectStoreTransport()
     try:
-        port = Sending(transport, weights, plan, [SmallLink(each) for each in engines], session).run()
+        sending = Sending(transport, weights, plan, [SmallLink(each) for each in engines], session)
+        port = sending.run()
+        for error in sending.errors.values():
+            raise error
         assert len([fact for fact in port.fired if fact[0] == "acked"]) == len(engines)
     finally:
         transport.close()
@@ -262,7 +265,7 @@ def test_an_engine_is_killed(point: str, engines: list[InActor]) -> None:
         engines[1].arm(point, Kill())
         bench.fails(EngineGone, engine="r1", phase=("Locked", *SENDING, "Cleaning"), bucket=ANY)
         bench.works()
-    assert settles_at(base)
+    assert settles_at(base), f"{store_bytes() - base} bytes of the round that failed are in the store"
 
 
 @pytest.mark.chaos
@@ -299,7 +302,7 @@ def test_the_sender_is_killed(actors: list[InActor], tmp_path: Path) -> None:
         assert eventually(lambda e=engine: e.look().state is EngineState.Serving, PATIENCE)  # type: ignore[misc]
         assert same(engine.look().tensors, state(-1))
         engine.disarm()
-    assert settles_at(base)
+    assert settles_at(base), f"{store_bytes() - base} bytes of a dead trainer are in the store"
 
 
 class _KillAndWait:

@@ -37,11 +37,11 @@ def a_writable_view() -> None:
 
 
 def objects_kept_after_a_failed_round() -> None:
-    """Nobody tells the board that a round is over."""
+    """Nobody tells the board that a round is over, or an engine out of it."""
     tell = BoardLink.tell
 
     def sparing(self: BoardLink, method: str, *values: Any) -> None:
-        if method != "end":
+        if method not in ("end", "cut"):
             tell(self, method, *values)
 
     Changed(BoardLink, "tell", sparing)
@@ -75,7 +75,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "a-writable-view": (a_writable_view, "objects_transport.py -k nothing_can_be_written"),
     "objects-kept-after-a-failed-round": (
         objects_kept_after_a_failed_round,
-        "objects_transport.py -k says_why_and_leaves_nothing",
+        "objects_transport.py -k is_killed and apply",
     ),
     "a-put-for-each-engine": (a_put_for_each_engine, "objects_transport.py -k one_put"),
     "lost-engines-are-waited-for": (lost_engines_are_waited_for, "objects_transport.py -k others_go_on"),
