@@ -20,6 +20,7 @@ from typing import Any, final
 
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..fsm.errors import SetupError, TransportError
 from .board import Board
@@ -101,7 +102,7 @@ def fetch(refs: list[Any], limit: float, stopped: Callable[[], str]) -> Octets:
             why = stopped() or ("" if time.monotonic() < end else f"they did not come in {limit:g} s")
             if why:
                 raise TransportError(f"the bytes are not there: {why}")
-        found = ray.get(refs[0])
+        found = ray.get(refs[0], timeout=max(limit, 1.0))  # it is here; but a node can still go
     except ray.exceptions.RayError as error:
         raise TransportError(f"the bytes are lost, with the trainer or a node: {_line(error)}") from error
     if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
@@ -124,10 +125,12 @@ class BoardLink:
         self._node = ray.get_runtime_context().get_node_id()
         self._process = os.getpid()
         if name is None:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             make: Any = ray.remote(Board)
             self._actor = make.options(
-                name=self.name, namespace=_NAMESPACE, num_cpus=0, max_concurrency=_CALLS, max_restarts=0
-            ).remote()
+                name=self.name, namespace=_NAMESPACE, num_cpus=0, max_concurrency=_CALLS, max_restarts=0,
+                scheduling_strategy=here,
+            ).remote()  # fmt: skip
         else:
             try:
                 self._actor = ray.get_actor(name, namespace=_NAMESPACE)

@@ -21,7 +21,7 @@ from weightsync.transports.objects import objects_inlet
 
 from .levels import eventually
 
-__all__ = ["JOIN", "Scribbler", "joined_inlet", "settles_at", "store_bytes", "store_level"]
+__all__ = ["JOIN", "OnALoop", "Scribbler", "joined_inlet", "settles_at", "store_bytes", "store_level"]
 
 JOIN = "CASEKIT_RAY_ADDRESS"
 """Where a process that Ray did not start finds the cluster."""
@@ -34,7 +34,7 @@ def store_bytes() -> int:
 
 
 def store_level(limit: float = 15.0) -> int:
-    """What the stores hold when nothing changes any more: the same for a whole second."""
+    """What the stores hold when nothing changes any more: the same for half a second."""
     end, level, since = time.monotonic() + limit, store_bytes(), time.monotonic()
 
     def steady() -> bool:
@@ -42,7 +42,7 @@ def store_level(limit: float = 15.0) -> int:
         now = store_bytes()
         if now != level:
             level, since = now, time.monotonic()
-        return time.monotonic() - since > 1.0
+        return time.monotonic() - since > 0.5
 
     assert eventually(steady, end - time.monotonic()), "the object store does not come to rest"
     return level
@@ -93,3 +93,16 @@ class Scribbler(RayReceiver):
 
     def __init__(self, name: str, held: dict[str, torch.Tensor]) -> None:
         self.weightsync_serve(held, id=name, extra_inlets={"objects": _scribbling_inlet})
+
+
+class OnALoop(RayReceiver):
+    """An engine that generates on an event loop, where nothing may block."""
+
+    def __init__(self, name: str, held: dict[str, torch.Tensor]) -> None:
+        self.held = held
+        self.weightsync_serve(held, id=name)
+
+    async def tensors(self) -> dict[str, torch.Tensor]:
+        """What it samples with."""
+        async with self.weightsync_gate.admitted():
+            return {name: tensor.clone() for name, tensor in self.held.items()}
