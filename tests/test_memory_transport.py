@@ -470,7 +470,7 @@ class TestOrder:
         assert transport.name == "memory"
         assert able == {
             "stages": True, "aliases": False, "cross_host": False, "survives_loss": True, "dtypes": None,
-            "cross_process": False,
+            "cross_process": False, "in_cluster": False,
         }  # fmt: skip
 
 
