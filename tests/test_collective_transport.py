@@ -721,7 +721,7 @@ def test_it_says_what_it_can_do() -> None:
     assert transport.name == "collective"
     assert dataclasses.asdict(transport.capabilities) == {
         "stages": True, "aliases": False, "cross_host": True, "survives_loss": False, "dtypes": None,
-        "cross_process": True,
+        "cross_process": True, "in_cluster": False,
     }  # fmt: skip
     with pytest.raises(SetupError, match="'nccl'"):
         CollectiveTransport("nccl")
