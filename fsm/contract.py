@@ -185,10 +185,23 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bucketful:
-    """One bucket as it arrived: ``data`` is a flat buffer, valid until the next one is asked for."""
+    """One bucket as it arrived.
+
+    Args:
+        index: which of the plan's.
+        data: a flat buffer, valid until the next bucket is asked for.
+        views: of an inlet for engines that alias: the tensors that this bucket completes, by name, whole,
+            where they lie. They may not be written, and stay as they are as long as anything refers to them.
+    """
 
     index: int
     data: Any
+    views: Mapping[str, Any] | None = None
+
+    def expire(self) -> None:
+        """Refer to nothing any more. An inlet does so when the next bucket is asked for."""
+        object.__setattr__(self, "data", None)
+        object.__setattr__(self, "views", None)
 
 
 class Inlet(Protocol):
@@ -233,6 +246,10 @@ class Sink(Protocol):
     def stages(self) -> bool:
         """Whether the live weights stay as they are until ``commit``."""
 
+    @property
+    def aliases(self) -> bool:
+        """Whether it can make views of a transfer buffer the live weights, without a copy."""
+
     def manifest(self) -> tuple[TensorSpec, ...]:
         """What the engine holds, under every name."""
 
@@ -245,6 +262,9 @@ class Sink(Protocol):
 
     def open(self, plan: Plan) -> Mapping[str, Any]:
         """Where the buckets of ``plan`` are to be written, by the names of ``plan.tensors``."""
+
+    def adopt(self, views: Mapping[str, Any]) -> None:
+        """Take these for what would otherwise be written. Only of a sink that ``aliases``."""
 
     def commit(self, plan: Plan) -> None:
         """Make what was written the live weights."""

@@ -356,7 +356,10 @@ class Receiver:
             self._fault("frame", frame.index)
             self._machine.fire(FrameSeen(session, frame.index))
             self._fault("apply", frame.index)
-            self._unpack(job.plan, frame, job.into)
+            if frame.views is not None and self._sink.aliases:
+                self._sink.adopt(frame.views)
+            else:
+                self._unpack(job.plan, frame, job.into)
             self._fault("applied", frame.index)
 
         def applied() -> None:

@@ -2,6 +2,7 @@
 
     StagingSink    the live weights stay as they are, bit for bit, until the commit copies the staged ones
     InPlaceSink    each bucket goes right into the live weights: no second copy, but a failure leaves a mix
+    AliasSink      the commit swaps to the trainer's own buffer (``alias_sink.py``)
 
 Staging costs the memory of the model once more, on the device of each tensor unless another one is named. It
 is allocated when the first session opens and used again by every later one; ``release`` gives it back.
@@ -24,14 +25,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..fsm import checks
-from ..fsm.errors import EngineError, PlanError
+from ..fsm.errors import EngineError, PlanError, SetupError
 from ..fsm.plan import Plan
 from ..fsm.tensors import TensorSpec, diff, has_memory, spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["InPlaceSink", "StagingSink", "check_held"]
+__all__ = ["Held", "InPlaceSink", "StagingSink", "check_held", "refuse_lost"]
 
 Held = torch.nn.Module | Mapping[str, torch.Tensor]
 """What an engine samples with: a module (every name of its ``state_dict``) or tensors by name."""
@@ -74,7 +75,7 @@ class _Live:
         tensors = self._tensors()
         now = (
             plan.fingerprint,
-            *((name, *_place(tensor), _room(tensor)) for name, tensor in tensors.items()),
+            *((name, *self._mark(name, tensor)) for name, tensor in tensors.items()),
         )
         if now == self._checked and not self._torn:
             return  # the same plan for the very same tensors
@@ -106,6 +107,10 @@ class _Live:
                 found.setdefault(of, tensors[name])
         return found
 
+    def _mark(self, name: str, tensor: Tensor) -> tuple[object, ...]:
+        """What stays the same as long as a tensor is the same one, in the same memory."""
+        return (*_place(tensor), _room(tensor))
+
     def _tensors(self) -> dict[str, Tensor]:
         held = self._held
         # With the variables themselves: what is written must be what the model computes with.
@@ -121,11 +126,16 @@ class _Live:
                 found.setdefault(of, {}).setdefault(_place(tensors[name]), tensors[name])
         return {of: list(places.values()) for of, places in found.items()}
 
+    def adopt(self, views: Mapping[str, Tensor]) -> None:
+        """Refused: it writes where its own memory is."""
+        raise SetupError(f"{type(self).__name__} makes no views its weights, and was handed {len(views)}")
+
 
 class StagingSink(_Live):
     """Writes beside the live weights. ``device`` is where the staged ones are; theirs by default."""
 
     stages = True
+    aliases = False
 
     def __init__(self, held: Held, *, device: torch.device | str | None = None) -> None:
         super().__init__(held)
@@ -159,7 +169,7 @@ class StagingSink(_Live):
                     continue  # it goes by another name, or there is nothing to copy
                 if name != of and of in tensors and _place(live) == _place(tensors[of]):
                     continue  # the engine ties them, too
-                _refuse_lost(name, live)
+                refuse_lost(name, live)
                 _copy(live, self._staged[of])
         self._torn -= self._names(plan).keys()
 
@@ -172,6 +182,7 @@ class InPlaceSink(_Live):
     """Writes right into the live weights. An abort after the first bucket leaves a mix behind."""
 
     stages = False
+    aliases = False
 
     def open(self, plan: Plan) -> Mapping[str, Tensor]:
         """The live tensors."""
@@ -183,7 +194,7 @@ class InPlaceSink(_Live):
         with torch.inference_mode():
             for name, (first, *others) in self._copies(plan).items():
                 for other in others:
-                    _refuse_lost(name, first, other)
+                    refuse_lost(name, first, other)
                     _copy(other, first)
         self._torn -= self._names(plan).keys()
 
@@ -234,7 +245,7 @@ def _copy(live: Tensor, given: Tensor) -> None:
     live.copy_(given)
 
 
-def _refuse_lost(name: str, *tensors: Tensor) -> None:
+def refuse_lost(name: str, *tensors: Tensor) -> None:
     """To read or write a tensor without memory would end the process."""
     if not all(has_memory(tensor) for tensor in tensors):
         raise EngineError(f"tensor {name!r}: the engine gave its memory away during the session")

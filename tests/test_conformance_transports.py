@@ -11,6 +11,7 @@ from weightsync.testing.conformance import Check, TransportConformance, Transpor
 from weightsync.transports.collective import CollectiveTransport, collective_inlet
 from weightsync.transports.memory import MemoryTransport, memory_inlet
 from weightsync.transports.objects import ObjectStoreTransport, objects_inlet
+from weightsync.transports.shm import SharedMemoryTransport, aliasing_shm_inlet, shm_inlet
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,9 +36,27 @@ class TestCollective(TransportConformance):
         return collective_inlet
 
 
-@pytest.mark.slow
-@pytest.mark.chaos
-class TestCollectiveInProcesses(TransportConformance):
+class TestSharedMemoryRing(TransportConformance):
+    def transport(self) -> Transport:
+        """Slots that are written again when every engine has let go."""
+        return SharedMemoryTransport(mode="ring")
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return shm_inlet
+
+
+class TestSharedMemoryPublish(TransportConformance):
+    def transport(self) -> Transport:
+        """Buffers of a whole version, out of which these engines copy."""
+        return SharedMemoryTransport(mode="publish")
+
+    def inlet(self) -> InletFactory:
+        """The receiving half that hands out whole tensors, too."""
+        return aliasing_shm_inlet
+
+
+class _InProcesses(TransportConformance):
     """Only what processes show that threads cannot: death, for real."""
 
     processes = True
@@ -60,6 +79,34 @@ class TestCollectiveInProcesses(TransportConformance):
         )
         return [check for check in super().checks() if check.name.startswith(wanted)]
 
+
+@pytest.mark.slow
+@pytest.mark.chaos
+class TestSharedMemoryRingInProcesses(_InProcesses):
+    def transport(self) -> Transport:
+        """The ring."""
+        return SharedMemoryTransport(mode="ring")
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return shm_inlet
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+class TestSharedMemoryPublishInProcesses(_InProcesses):
+    def transport(self) -> Transport:
+        """Buffers of a whole version."""
+        return SharedMemoryTransport(mode="publish")
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return aliasing_shm_inlet
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+class TestCollectiveInProcesses(_InProcesses):
     def transport(self) -> Transport:
         """Broadcasts over gloo, to processes that can be killed."""
         return CollectiveTransport()

@@ -60,6 +60,12 @@ class Standing(Generic[R]):
             raise TransportError("no round is open here: it was aborted, or never opened")
         return round
 
+    @property
+    def round(self) -> R | None:
+        """The open round, if there is one."""
+        with self._lock:
+            return self._round
+
     def end(self, why: str) -> R | None:
         """End the open round, if there is one, and hand it back."""
         with self._lock:

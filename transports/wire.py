@@ -16,10 +16,12 @@ from typing import Any, TypeVar, final
 
 from ..fsm.errors import TransportError
 
-__all__ = ["Message", "Wire", "field", "proof"]
+__all__ = ["Message", "Wire", "field", "names", "proof"]
 
 _LONGEST = 1 << 16
 """Bytes of one line. The longest message carries an address."""
+
+_MOST_NAMES = 64
 
 Message = dict[str, Any]
 Value = TypeVar("Value", str, int)
@@ -37,6 +39,14 @@ def field(message: Message, name: str, kind: type[Value]) -> Value:
     if type(value) is not kind:
         raise TransportError(f"a message of kind {message.get('kind')!r} has no {kind.__name__} {name!r}")
     return value
+
+
+def names(message: Message, name: str) -> list[str]:
+    """A field of a message that is a list of a few names."""
+    found = message.get(name)
+    if not isinstance(found, list) or len(found) > _MOST_NAMES or not all(type(one) is str for one in found):
+        raise TransportError(f"a message of kind {message.get('kind')!r} has no list of names {name!r}")
+    return found
 
 
 @final

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .transports.collective import CollectiveTransport as CollectiveTransport
     from .transports.memory import MemoryTransport as MemoryTransport
     from .transports.objects import ObjectStoreTransport as ObjectStoreTransport
+    from .transports.shm import SharedMemoryTransport as SharedMemoryTransport
     from .transports.weights import TorchWeights as TorchWeights
 
 _HOME = {

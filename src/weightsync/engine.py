@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from .fsm import checks
-from .fsm.contract import InletFactory
+from .fsm.contract import InletFactory, Sink
+from .fsm.errors import SetupError
 from .handlers.receiver import Receiver
 
 if TYPE_CHECKING:
@@ -17,13 +18,23 @@ __all__ = ["inlets", "receiver_for"]
 _WHERE = "receiver_for"
 
 
-def inlets() -> dict[str, InletFactory]:
-    """The receiving half of each transport, by the transport's name."""
+def inlets(*, aliases: bool = False) -> dict[str, InletFactory]:
+    """The receiving half of each transport, by the transport's name.
+
+    Args:
+        aliases: for an engine that can use the trainer's buffer as its weights.
+    """
     from .transports.collective import collective_inlet
     from .transports.memory import memory_inlet
     from .transports.objects_inlet import objects_inlet
+    from .transports.shm import aliasing_shm_inlet, shm_inlet
 
-    return {"collective": collective_inlet, "memory": memory_inlet, "objects": objects_inlet}
+    return {
+        "collective": collective_inlet,
+        "memory": memory_inlet,
+        "objects": objects_inlet,
+        "shm": aliasing_shm_inlet if aliases else shm_inlet,
+    }
 
 
 def receiver_for(
@@ -31,6 +42,7 @@ def receiver_for(
     engine_id: str,
     *,
     stages: bool = True,
+    aliases: bool = False,
     staged_on: str | None = None,
     rank: int = 0,
     on_commit: Callable[[int], None] | None = None,
@@ -45,6 +57,9 @@ def receiver_for(
         engine_id: the engine's name, the same that its trainers use.
         stages: keep arriving weights beside the live ones until the commit. A failure then leaves the old
             ones whole; it costs the memory of the model once more. Without, a failure quarantines the engine.
+        aliases: nothing ever writes to these weights but the hand-over, so that they may lie in memory that
+            the trainer and other engines share. With ``transport="shm"`` nothing is copied then. **Whoever
+            writes there ends his process**; see ``handlers.alias_sink``.
         staged_on: the device of the staged weights, ``"cpu"`` for example; each tensor's own by default.
         rank: which of the engine's ranks this is.
         on_commit: called with the version when the weights are new and generation is still paused.
@@ -56,13 +71,14 @@ def receiver_for(
     Raises:
         SetupError: one of these is of the wrong kind.
     """
-    from .handlers.sink import InPlaceSink, StagingSink, check_held
+    from .handlers.sink import check_held
     from .transports.digest import digest
     from .transports.packing import unpack
 
     check_held(_WHERE, held, staged_on)
     checks.text(_WHERE, "engine_id", engine_id)
     checks.flag(_WHERE, "stages", stages)
+    checks.flag(_WHERE, "aliases", aliases)
     checks.step_of(_WHERE, "rank", rank)
     extra = {} if extra_inlets is None else extra_inlets
     checks.kind(_WHERE, "extra_inlets", extra, Mapping, "a mapping of names to functions is needed")
@@ -71,8 +87,8 @@ def receiver_for(
             checks.called(_WHERE, name, function)
     return Receiver(
         engine_id,
-        StagingSink(held, device=staged_on) if stages else InPlaceSink(held),
-        inlets={**inlets(), **extra},
+        _sink(held, stages=stages, aliases=aliases, staged_on=staged_on),
+        inlets={**inlets(aliases=aliases), **extra},
         unpack=unpack,
         digest=digest,
         rank=rank,
@@ -80,3 +96,17 @@ def receiver_for(
         asleep=asleep,
         fault=fault,
     )
+
+
+def _sink(held: Held, *, stages: bool, aliases: bool, staged_on: str | None) -> Sink:
+    from .handlers.alias_sink import AliasSink
+    from .handlers.sink import InPlaceSink, StagingSink
+
+    if not aliases:
+        return StagingSink(held, device=staged_on) if stages else InPlaceSink(held)
+    if not stages or staged_on is not None:
+        raise SetupError(
+            f"{_WHERE}(aliases=True) swaps to the trainer's buffer at the commit: it always stages, and "
+            "nowhere else; leave stages and staged_on out"
+        )
+    return AliasSink(held)

@@ -30,7 +30,7 @@ _TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
 _LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
 _LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
-TRANSPORTS = ("memory", "collective", "objects")
+TRANSPORTS = ("memory", "collective", "shm", "objects")
 """The transports that can be named."""
 
 
@@ -99,6 +99,10 @@ def transport_for(transport: str | Transport) -> Transport:
         from .transports.collective import CollectiveTransport
 
         return CollectiveTransport()
+    if transport == "shm":
+        from .transports.shm import SharedMemoryTransport
+
+        return SharedMemoryTransport()
     if transport == "objects":
         from .transports.objects import ObjectStoreTransport
 

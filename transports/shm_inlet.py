@@ -1,0 +1,319 @@
+"""The receiving half of the shared-memory transport: one rank of an engine, for one session.
+
+A rank joins the trainer's endpoint, maps the memory that it is handed, which the process does once for each
+segment, and hands the buckets out where they lie. Nothing is copied here.
+
+A bucket is valid until the next one is asked for. Whoever keeps a view beyond that is told so, at once: what
+keeps it fails the round by name, before anybody writes there. An engine that *aliases* gets whole tensors as
+well, which are its own until it swaps away from them; what it still has of them it says when it joins again.
+
+While a bucket is being applied, beats tell the trainer that this process lives and which bucket it is at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from ..fsm.contract import Bucketful, Inlet, Ticket
+from ..fsm.engine_table import Session
+from ..fsm.errors import EngineError, PlanError, TransportError
+from ..fsm.plan import Plan
+from .packets import Packets, packet_socket
+from .private_folder import inhabited
+from .segment import Mapped
+from .version_layout import layout_of
+from .wire import Message, field, names, proof
+
+__all__ = ["NAME", "aliasing_shm_inlet", "shm_inlet"]
+
+NAME = "shm"
+_BEAT = 1.0
+"""Seconds between two signs of life, at most."""
+
+_OVER = "it was told to stop receiving"
+
+
+def shm_inlet(ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet:
+    """The receiving half for one rank of an engine that copies what arrives.
+
+    Raises:
+        PlanError: the sender has another plan.
+        TransportError: the ticket does not say what it has to.
+    """
+    return _ShmInlet(_seat(ticket, plan), session, plan, limit, aliases=False)
+
+
+def aliasing_shm_inlet(ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet:
+    """The same, for an engine that uses the trainer's buffer as its weights."""
+    return _ShmInlet(_seat(ticket, plan), session, plan, limit, aliases=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """What a ticket says, checked."""
+
+    rank: int
+    path: str
+    secret: str
+
+
+def _seat(ticket: Ticket, plan: Plan) -> _Seat:
+    def value(name: str, kind: type[int | str]) -> Any:
+        found = ticket.values.get(name)
+        if type(found) is not kind:
+            raise TransportError(f"the ticket's {name!r} is {found!r}, not a {kind.__name__}")
+        return found
+
+    fingerprint = value("fingerprint", str)
+    if fingerprint != plan.fingerprint:
+        raise PlanError(
+            f"the sender's plan ({fingerprint[:12]}) is not the one that was opened "
+            f"({plan.fingerprint[:12]}); nothing was received"
+        )
+    number, first, ranks = value("rank", int), value("first", int), value("ranks", int)
+    if not 0 <= number < ranks or first < 0:
+        raise TransportError(f"this ticket is for {ranks} ranks, and none of them is {number}")
+    return _Seat(first + number, value("path", str), value("secret", str))
+
+
+# -- what a process has mapped ------------------------------------------------------------------------------
+
+
+@final
+class _Process:
+    """This process, as trainers know it: a name that no other life has, and what it has mapped of each.
+
+    A trainer is known by the folder of its endpoints, and what is mapped of one that lives there no more is
+    forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._mapped: dict[str, dict[str, Mapped]] = {}
+
+    def mapped(self, folder: str) -> list[str]:
+        """The segments of a trainer that it has mapped."""
+        with self._lock:
+            return sorted(self._mapped.get(folder, ()))
+
+    def held(self, folder: str) -> list[str]:
+        """Those of which anything in it still has a view."""
+        with self._lock:
+            return sorted(name for name, each in self._mapped.get(folder, {}).items() if each.leased)
+
+    def map(self, folder: str, name: str, size: int, fd: int) -> None:
+        """Map one more, unless it is mapped."""
+        with self._lock:
+            mapped = self._mapped.setdefault(folder, {})
+            if name in mapped:
+                os.close(fd)
+            else:
+                mapped[name] = Mapped(fd, size)
+
+    def find(self, folder: str, name: str) -> Mapped:
+        """One that is mapped."""
+        with self._lock:
+            found = self._mapped.get(folder, {}).get(name)
+        if found is None:
+            raise TransportError(f"segment {name} was never handed over")
+        return found
+
+    def keep(self, folder: str, known: list[str], alive: list[str]) -> None:
+        """Of the ``known`` ones a trainer has only those; and of a trainer that is gone none is needed."""
+        with self._lock:
+            mapped = self._mapped.get(folder, {})
+            for name in set(known) - set(alive):
+                mapped.pop(name, None)
+            for other in [each for each in self._mapped if not inhabited(Path(each))]:
+                del self._mapped[other]
+
+
+_process = _Process()
+
+
+def _forked() -> None:
+    global _process  # noqa: PLW0603 - a child is another process, and says so
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# -- receiving ----------------------------------------------------------------------------------------------
+
+
+@final
+class _ShmInlet:
+    def __init__(self, seat: _Seat, session: Session, plan: Plan, limit: float, *, aliases: bool) -> None:
+        self._seat, self._session, self._plan, self._limit = seat, session, plan, limit
+        self._aliases, self._folder = aliases, str(Path(seat.path).parent)
+        self._lock = threading.Lock()
+        self._wire: Packets | None = None
+        self._stopped: str | None = None
+        self._bucket = -1
+        self._complete = False
+
+    @contextmanager
+    def buckets(self) -> Iterator[Iterator[Bucketful]]:
+        """The buckets in order; each is valid until the next one is asked for."""
+        wire = self._connected()
+        over = threading.Event()
+        beats = threading.Thread(target=self._beat, args=(wire, over), name="weightsync-beat", daemon=True)
+        try:
+            self._join(wire)
+            beats.start()
+            yield self._frames(wire)
+            if self._complete:
+                self._say(wire, "done")
+            else:
+                self._leave(wire, "it stopped before the last bucket")
+        except BaseException as error:
+            self._leave(wire, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            over.set()
+            if beats.ident is not None:
+                beats.join()
+            wire.close()
+
+    def close(self) -> None:
+        """Stop: no further bucket comes, and whoever waits for one is woken."""
+        with self._lock:
+            self._stopped = self._stopped or _OVER
+            wire = self._wire
+        if wire is not None:
+            self._leave(wire, _OVER)
+            wire.shut()
+
+    # -- joining ----------------------------------------------------------------------------------------
+
+    def _connected(self) -> Packets:
+        connection = packet_socket()
+        connection.settimeout(self._limit)
+        try:
+            connection.connect(self._seat.path)
+        except OSError as error:
+            connection.close()
+            raise TransportError(
+                f"no trainer listens at {self._seat.path} ({error.strerror}): its round is over, or it is on "
+                "another host or in another container, which shared memory does not reach"
+            ) from error
+        wire = Packets(connection, self._session)
+        with self._lock:
+            self._wire = wire
+            stopped = self._stopped
+        if stopped:
+            wire.close()
+            raise TransportError(f"rank {self._seat.rank} does not receive: {stopped}")
+        return wire
+
+    def _join(self, wire: Packets) -> None:
+        seat, folder = self._seat, self._folder
+        known = _process.mapped(folder)
+        nonce = secrets.token_hex(16)
+        challenge = self._next(wire, "challenge", "welcome")
+        self._say(
+            wire, "join", rank=seat.rank, nonce=nonce, fingerprint=self._plan.fingerprint,
+            proof=proof(seat.secret, "join", seat.rank, field(challenge, "nonce", str)),
+            process=_process.name, aliases=self._aliases,
+            mapped=known, holds=_process.held(folder),
+        )  # fmt: skip
+        welcome = self._next(wire, "welcome", "welcome")
+        if not secrets.compare_digest(field(welcome, "proof", str), proof(seat.secret, "welcome", nonce)):
+            raise TransportError("somebody without the round's secret answers at the trainer's endpoint")
+        _process.keep(folder, known, names(welcome, "alive"))
+
+    # -- buckets ----------------------------------------------------------------------------------------
+
+    def _frames(self, wire: Packets) -> Iterator[Bucketful]:
+        layout = layout_of(self._plan)
+        whole: torch.Tensor | None = None
+        for bucket in self._plan.buckets:
+            what = f"bucket {bucket.index}"
+            told = self._next(wire, "bucket", what)
+            if field(told, "bucket", int) != bucket.index:
+                raise TransportError(f"bucket {told['bucket']} came where {bucket.index} was due")
+            segment, at = _process.find(self._folder, field(told, "segment", str)), field(told, "at", int)
+            self._bucket = bucket.index
+            data, lease = segment.lease(at, bucket.nbytes)
+            views = None
+            if self._aliases and layout.viewable and told.get("whole") is True:
+                if at != layout.starts[bucket.index]:
+                    raise TransportError(f"{what} lies at {at}, not at {layout.starts[bucket.index]}")
+                if whole is None:
+                    whole, _ = segment.lease(0, layout.size)
+                views = layout.views(self._plan, bucket.index, whole)
+            frame = Bucketful(bucket.index, data, views)
+            del data, views
+            yield frame
+            frame.expire()  # whoever loops over the buckets still refers to it
+            self._refuse_kept(lease, bucket.index)
+            self._bucket = -1
+            self._say(wire, "released", bucket=bucket.index)
+        self._complete = True
+
+    def _refuse_kept(self, lease: weakref.ref[Any], bucket: int) -> None:
+        """What is still viewed would change under whoever views it: he is told now."""
+        if lease() is not None:
+            raise EngineError(
+                f"something keeps a view of bucket {bucket} beyond its turn, and would soon read other bytes "
+                "there: copy what has to last (clone)"
+            )
+
+    def _next(self, wire: Packets, kind: str, what: str) -> Message:
+        """Wait for a message of this kind; memory that is handed over meanwhile is mapped."""
+        rank = self._seat.rank
+        while True:
+            try:
+                message, fds = wire.receive()
+            except TimeoutError as error:
+                raise TransportError(
+                    f"rank {rank} waited {self._limit:g} s for its {what}, and nothing came"
+                ) from error
+            except OSError as error:
+                raise TransportError(f"rank {rank} gets no {what}: {self._stopped or error}") from error
+            if message is None:
+                why = self._stopped or "the trainer closed its connection, or was killed"
+                raise TransportError(f"rank {rank} gets no {what}: {why}")
+            if message["kind"] == "segment" and len(fds) == 1:
+                _process.map(self._folder, field(message, "id", str), field(message, "size", int), fds[0])
+                continue
+            for fd in fds:
+                os.close(fd)
+            if message["kind"] == "stop":
+                raise TransportError(f"rank {rank} gets no {what}: {field(message, 'why', str)}")
+            if message["kind"] != kind:
+                raise TransportError(f"the trainer says {message['kind']!r}, where {kind!r} is due")
+            return message
+
+    # -- saying -----------------------------------------------------------------------------------------
+
+    def _say(self, wire: Packets, kind: str, **body: Any) -> None:
+        try:
+            wire.send(kind, **body)
+        except OSError as error:
+            why = self._stopped or error
+            raise TransportError(f"rank {self._seat.rank} lost the trainer: {why}") from error
+
+    def _leave(self, wire: Packets, why: str) -> None:
+        with contextlib.suppress(OSError):
+            wire.send("left", why=why[:500], bucket=self._bucket)
+
+    def _beat(self, wire: Packets, over: threading.Event) -> None:
+        while not over.wait(min(_BEAT, self._limit / 4)):
+            try:
+                wire.send("beat", bucket=self._bucket)
+            except OSError:
+                return

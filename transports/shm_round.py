@@ -1,0 +1,299 @@
+"""One round of the shared-memory transport, on the trainer's side: its ranks, its memory, and every wait.
+
+A rank that fails, is silent or is fenced is cut off and not waited for; the others go on. What it may still
+be reading is not written meanwhile: a slot of the ring that it has not let go of is replaced by other memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ..fsm.contract import EngineLink, Port, Ticket
+from ..fsm.errors import EngineSilent, PortClosed, TransportError
+from ..fsm.plan import Bucket, Plan
+from ..fsm.receipt import Participant
+from .bell import Bell
+from .octets import Octets
+from .receptions import Receptions
+from .segment import Segment
+from .shm_hub import Peer, ShmHub
+from .shm_inlet import NAME
+from .shm_pool import Pool
+from .version_layout import layout_of
+
+__all__ = ["ShmRound"]
+
+_GRACE = 1.0
+"""Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
+
+_GLANCE = 1.0
+"""Seconds after which a wait asks again how long it may take."""
+
+
+class ShmRound:
+    """What lives as long as one round. ``end`` may be called beside everything else.
+
+    Args:
+        pool: the memory, which outlives the round.
+        slots: how many buckets a ring holds at once.
+    """
+
+    def __init__(self, pool: Pool, slots: int) -> None:
+        self.bell = Bell()
+        self.receptions = Receptions(self.bell)
+        self.whole = False
+        self._pool, self._slots = pool, slots
+        self._ranks: dict[int, Participant] = {}
+        self._hub: ShmHub | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+        self._segment: Segment | None = None
+        self._spares: dict[int, Segment] = {}
+        self._slot_size = 0
+        self._out: set[Participant] = set()
+        self._beats = 0
+        self._patience = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was cleaned or aborted."""
+        return self._ended
+
+    @property
+    def hub(self) -> ShmHub:
+        """The connections to the ranks."""
+        if self._hub is None:
+            raise PortClosed("the round ended before anybody could join")
+        return self._hub
+
+    # -- opening -----------------------------------------------------------------------------------------
+
+    def admit(self, plan: Plan, engines: Mapping[Participant, EngineLink], folder: Path, port: Port) -> None:
+        """Make the endpoint, and ask every engine to receive."""
+        first: dict[Participant, int] = {}
+        for engine in engines:
+            first[engine] = len(self._ranks)
+            self._ranks |= {first[engine] + rank: engine for rank in range(engine.ranks)}
+        with self._lock:
+            if self._ended:
+                return
+            alive = [segment.id for segment in self._pool.segments]
+            self._hub = ShmHub(
+                folder, port.session, len(self._ranks),
+                fingerprint=plan.fingerprint, alive=alive, ring=self.bell.ring,
+            )  # fmt: skip
+        hub = self.hub
+        for engine, link in engines.items():
+            if port.closed or self._ended:
+                return
+            values = {"path": str(hub.path), "secret": hub.secret, "fingerprint": plan.fingerprint}
+            numbers = {"first": first[engine], "ranks": engine.ranks, "rank": 0}
+            self.receptions.start(engine, link, Ticket(NAME, {**values, **numbers}), port)
+
+    def await_joined(self, port: Port) -> None:
+        """Wait until every rank that counts has joined."""
+        self._wait(port, "joining", self._absent, blame=False)
+        for rank, peer in self.hub.members.items():
+            self._pool.met(peer.process, peer.pid, self._ranks[rank].id, peer.holds)
+
+    def take_memory(self, plan: Plan, mode: str) -> None:
+        """Have the memory for this plan, and hand it to every process that has not mapped it.
+
+        Raises:
+            TransportError: there is not enough.
+        """
+        self._pool.begin()
+        peers = self.hub.counting.values()
+        aliased = any(peer.aliases for peer in peers)
+        self.whole = mode == "publish" or (mode == "auto" and aliased)
+        if self.whole:
+            self._segment = self._pool.version(layout_of(plan).size, pair=aliased)
+        else:
+            self._slot_size = max(1, plan.largest)
+            self._segment = self._pool.ring(self._slot_size * min(self._slots, len(plan.buckets)))
+        self._hand_over(self._segment)
+
+    def _hand_over(self, segment: Segment) -> None:
+        self.hub.hand_over(segment.id, segment.size, segment.fd)
+        for peer in self.hub.counting.values():
+            self._pool.shown(peer.process, segment)
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    def room(self, plan: Plan, bucket: Bucket, port: Port) -> tuple[Segment, int]:
+        """Where ``bucket`` is to be written, when nobody reads there any more; the segment, and where in it.
+
+        Raises:
+            PortClosed: the round moved on.
+        """
+        segment = self._segment
+        if segment is None:
+            raise PortClosed("the round ended before there was memory")
+        if self.whole:
+            self._wait(port, f"bucket {bucket.index}", set)
+            return segment, layout_of(plan).starts[bucket.index]
+        slots = segment.size // self._slot_size
+        before, slot = bucket.index - slots, bucket.index % slots
+        self._wait(port, f"letting go of bucket {before}", lambda: self._reading(before, cut=False))
+        if before >= 0 and self._reading(before, cut=True):
+            self._spares[slot] = self._pool.spare(self._slot_size)
+            self._hand_over(self._spares[slot])
+        spare = self._spares.get(slot)
+        return (segment, slot * self._slot_size) if spare is None else (spare, 0)
+
+    def show(self, bucket: int, segment: Segment, at: int) -> None:
+        """Tell every rank that counts where the bucket lies."""
+        self.hub.tell("bucket", bucket=bucket, segment=segment.id, at=at, whole=self.whole)
+
+    def octets(self, segment: Segment, at: int, size: int) -> Octets:
+        """The memory itself."""
+        return segment.octets[at : at + size]
+
+    def look(self, port: Port) -> float | None:
+        """Fire new losses, and note signs of life. Hands back when it wants to look again, in seconds."""
+        pause = self._look(port)
+        if self._signs(self._owing()):
+            port.progress()
+        return min(pause or _GLANCE, _GLANCE)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def end(self, why: str) -> None:
+        """Wake everybody, tell the ranks, close everything. Idempotent."""
+        with self._lock:
+            self._ended = True
+            hub = self._hub
+        self.bell.ring()
+        if hub is not None:
+            hub.close(why)
+
+    def settle(self) -> None:
+        """The round ended well: whoever is done reads the ring no more."""
+        if self._hub is None or self.whole or self._segment is None:
+            return
+        hub = self._hub
+        self.bell.wait(lambda: all(peer.done or peer.gone for peer in hub.members.values()), _GRACE)
+        reading = {peer.process for peer in hub.members.values() if not (peer.done or peer.gone)}
+        for peer in hub.members.values():
+            if peer.process not in reading:
+                self._pool.released(peer.process, self._segment)
+
+    # -- waiting -----------------------------------------------------------------------------------------
+
+    def begin(self, port: Port) -> None:
+        """A phase begins. Who gives signs of life may be at one bucket for half of it."""
+        self._patience = port.limit / 2
+
+    def _absent(self) -> set[int]:
+        here, counting = self.hub.members, self._counting
+        return {rank for rank, engine in self._ranks.items() if engine in counting and rank not in here}
+
+    def _reading(self, bucket: int, *, cut: bool) -> set[int]:
+        """The ranks that have not let go of ``bucket``; those that were ``cut``, or those that count."""
+        counting = self.hub.counting
+        return {
+            rank
+            for rank, peer in self.hub.members.items()
+            if peer.released <= bucket and not (peer.done or peer.gone) and (rank not in counting) is cut
+        }
+
+    def _owing(self) -> set[int]:
+        return {rank for rank, peer in self.hub.counting.items() if not peer.done}
+
+    def _wait(self, port: Port, doing: str, late: Callable[[], set[int]], *, blame: bool = True) -> None:
+        """Wait until nobody is ``late``. Who still is when the phase ends is lost, by name.
+
+        Args:
+            port: of the phase.
+            doing: what they are late with.
+            late: the numbers of those ranks now.
+            blame: whether the round is told whom it waits for.
+
+        Raises:
+            PortClosed: the round moved on.
+            TransportError: nobody is left.
+        """
+        # A little before the end, so that the error says who is late, and not only that it is late.
+        margin = min(0.5, port.limit / 10)
+        before: set[int] = set()
+        while not (self._ended or port.closed):
+            noted = self.bell.rings
+            pause = self._look(port)
+            waiting = late()
+            if (before - waiting) or self._signs(waiting):
+                port.progress()
+            if not waiting and self._counting:
+                return
+            before = waiting
+            if blame:
+                port.waiting_for({self._ranks[rank] for rank in waiting})
+            left = port.limit - margin
+            if left <= 0:
+                self._lose_the_late(waiting, doing, port)
+                if not self._counting:
+                    raise TransportError(f"{doing}: no engine receives any more")
+                continue
+            self.bell.rung(noted, min(left, pause or _GLANCE, _GLANCE))
+        raise PortClosed(f"{doing}: the round moved on")
+
+    def _lose_the_late(self, ranks: Iterable[int], doing: str, port: Port) -> None:
+        peers = self.hub.members
+        self._lose_who_left(port)  # what it said on its way out is more than that it is late
+        for rank in ranks:
+            engine = self._ranks[rank]
+            error = EngineSilent(f"engine {engine} is late with {doing}{_at(peers.get(rank))}")
+            self.receptions.lose(engine, error, port)
+        self._fence(port)
+
+    def _signs(self, ranks: Iterable[int]) -> bool:
+        """Whether one of these ranks gave a sign of life, and has not been at its bucket for too long."""
+        now, before, peers = time.monotonic(), self._beats, self.hub.counting
+        awaited = [peers[rank] for rank in ranks if rank in peers]
+        self._beats = sum(peer.beats for peer in awaited if now - peer.since < self._patience)
+        return self._beats > before
+
+    # -- losses ------------------------------------------------------------------------------------------
+
+    @property
+    def _counting(self) -> set[Participant]:
+        return {engine for engine in self._ranks.values() if engine not in self._out}
+
+    def _look(self, port: Port) -> float:
+        """Fire new losses, and cut off whoever takes no part any more."""
+        self.receptions.look(port)
+        pause = self._lose_who_left(port, _GRACE)
+        self._fence(port)
+        return pause
+
+    def _lose_who_left(self, port: Port, grace: float = 0.0) -> float:
+        """Fire the loss of those who left ``grace`` seconds ago. Hands back when the next one is due."""
+        pause = 0.0
+        for rank, leave in list(self.hub.left.items()):
+            engine = self._ranks[rank]
+            if engine in self.receptions.lost:
+                continue
+            left = leave.since + grace - time.monotonic()
+            if left > 0:
+                pause = max(pause, left)
+            else:
+                self.receptions.lose(engine, leave.error, port)
+        return pause
+
+    def _fence(self, port: Port) -> None:
+        remaining = set(port.engines)
+        for rank, engine in self._ranks.items():
+            if engine not in remaining or engine in self.receptions.lost:
+                self._out.add(engine)
+                self.hub.cut(rank, "the engine takes no part in the round any more")
+
+
+def _at(peer: Peer | None) -> str:
+    """What it was last heard to be doing."""
+    if peer is None:
+        return ": it never joined"
+    if peer.at < 0:
+        return ""
+    return f": it has been at bucket {peer.at} for {time.monotonic() - peer.since:.3g} s"
