@@ -2,7 +2,7 @@
 
     StagingSink    the live weights stay as they are, bit for bit, until the commit copies the staged ones
     InPlaceSink    each bucket goes right into the live weights: no second copy, but a failure leaves a mix
-    AliasSink      the commit swaps to the trainer's own buffer (``alias_sink.py``)
+    SwapSink       the commit exchanges memory, and copies nothing (``swap_sink.py``)
 
 Staging costs the memory of the model once more, on the device of each tensor unless another one is named. It
 is allocated when the first session opens and used again by every later one; ``release`` gives it back.

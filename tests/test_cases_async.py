@@ -24,7 +24,7 @@ from weightsync.fsm.errors import LedgerError
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 PATIENCE = 20.0
 
 

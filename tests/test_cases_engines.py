@@ -30,7 +30,7 @@ from weightsync.transports.packing import unpack
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 STAGES = pytest.mark.parametrize("stages", [True, False], ids=["stages", "in-place"])
 
 

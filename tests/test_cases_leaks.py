@@ -26,7 +26,7 @@ class TestB34:
     descriptors of a process is not here: see ``casekit/table.py``.
     """
 
-    @pytest.mark.parametrize("transport", ["memory", "collective"])
+    @pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
     def test_b34_thirty_rounds_of_which_ten_fail(self, transport: str) -> None:
         """A group for each round; an engine leaves and comes back in turn. Trainer and engines are counted.
 

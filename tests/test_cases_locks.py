@@ -19,7 +19,7 @@ from weightsync.joining import transport_for
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 OLD, NEW, OUT = Disposition.serving_old, Disposition.serving_new, Disposition.quarantined
 
 

@@ -31,7 +31,7 @@ from weightsync.transports.weights import TorchWeights
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 STAGES = pytest.mark.parametrize("stages", [True, False], ids=["stages", "in-place"])
 Held = dict[str, Tensor]
 

@@ -24,7 +24,7 @@ from weightsync.handlers.local_engine import LocalEngine
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 CHANNELS = pytest.mark.parametrize(
     ("transport", "stages"), [("memory", True), ("memory", False), ("collective", True)]
 )

@@ -16,7 +16,7 @@ from casekit.wrapped import Bar
 
 pytestmark = pytest.mark.timeout(60)
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
 
 
 @TRANSPORTS

@@ -89,11 +89,11 @@ class Pool:
         )
 
     def _forget_the_dead(self) -> None:
-        known = {segment.id for segment in self.segments}
-        for process, holder in list(self._holders.items()):
-            if holder.dead() or not holder.holds & known:
-                holder.close()
-                del self._holders[process]
+        self._forget([process for process, holder in self._holders.items() if holder.dead()])
+
+    def _forget(self, processes: Iterable[str]) -> None:
+        for process in processes:
+            self._holders.pop(process).close()
 
     # -- buffers ------------------------------------------------------------------------------------------
 
@@ -147,10 +147,12 @@ class Pool:
         return self._spares[-1]
 
     def begin(self) -> None:
-        """A round begins: what was only for the one before is given back."""
+        """A round begins: what was only for the one before is given back, and nobody is known by habit."""
         for spare in self._spares:
             spare.close()
         self._spares.clear()
+        known = {segment.id for segment in self.segments}
+        self._forget([process for process, holder in self._holders.items() if not holder.holds & known])
 
     def released(self, process: str, segment: Segment) -> None:
         """It does not read this one any more."""

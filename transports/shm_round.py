@@ -73,6 +73,7 @@ class ShmRound:
 
     def admit(self, plan: Plan, engines: Mapping[Participant, EngineLink], folder: Path, port: Port) -> None:
         """Make the endpoint, and ask every engine to receive."""
+        self._pool.begin()
         first: dict[Participant, int] = {}
         for engine in engines:
             first[engine] = len(self._ranks)
@@ -105,7 +106,6 @@ class ShmRound:
         Raises:
             TransportError: there is not enough.
         """
-        self._pool.begin()
         peers = self.hub.counting.values()
         aliased = any(peer.aliases for peer in peers)
         self.whole = mode == "publish" or (mode == "auto" and aliased)

@@ -42,6 +42,7 @@ def receiver_for(
     engine_id: str,
     *,
     stages: bool = True,
+    swaps: bool = False,
     aliases: bool = False,
     staged_on: str | None = None,
     rank: int = 0,
@@ -57,9 +58,12 @@ def receiver_for(
         engine_id: the engine's name, the same that its trainers use.
         stages: keep arriving weights beside the live ones until the commit. A failure then leaves the old
             ones whole; it costs the memory of the model once more. Without, a failure quarantines the engine.
-        aliases: nothing ever writes to these weights but the hand-over, so that they may lie in memory that
-            the trainer and other engines share. With ``transport="shm"`` nothing is copied then. **Whoever
-            writes there ends his process**; see ``handlers.alias_sink``.
+        swaps: the memory of the weights may be exchanged: at the commit each tensor gets the memory that the
+            new weights were written to, and nothing is copied a second time. Nothing may have kept an address
+            or a view of the old ones, as a captured CUDA graph does. It always stages.
+        aliases: as ``swaps``, and nothing ever writes to these weights but the hand-over, so that they may
+            lie in memory that the trainer and other engines share. With ``transport="shm"`` nothing is copied
+            then. **Whoever writes there ends his process**; see ``handlers.swap_sink``.
         staged_on: the device of the staged weights, ``"cpu"`` for example; each tensor's own by default.
         rank: which of the engine's ranks this is.
         on_commit: called with the version when the weights are new and generation is still paused.
@@ -78,6 +82,7 @@ def receiver_for(
     check_held(_WHERE, held, staged_on)
     checks.text(_WHERE, "engine_id", engine_id)
     checks.flag(_WHERE, "stages", stages)
+    checks.flag(_WHERE, "swaps", swaps)
     checks.flag(_WHERE, "aliases", aliases)
     checks.step_of(_WHERE, "rank", rank)
     extra = {} if extra_inlets is None else extra_inlets
@@ -87,7 +92,7 @@ def receiver_for(
             checks.called(_WHERE, name, function)
     return Receiver(
         engine_id,
-        _sink(held, stages=stages, aliases=aliases, staged_on=staged_on),
+        _sink(held, stages=stages, swaps=swaps, aliases=aliases, staged_on=staged_on),
         inlets={**inlets(aliases=aliases), **extra},
         unpack=unpack,
         digest=digest,
@@ -98,15 +103,16 @@ def receiver_for(
     )
 
 
-def _sink(held: Held, *, stages: bool, aliases: bool, staged_on: str | None) -> Sink:
-    from .handlers.alias_sink import AliasSink
+def _sink(held: Held, *, stages: bool, swaps: bool, aliases: bool, staged_on: str | None) -> Sink:
     from .handlers.sink import InPlaceSink, StagingSink
+    from .handlers.swap_sink import SwapSink
 
-    if not aliases:
+    if not (swaps or aliases):
         return StagingSink(held, device=staged_on) if stages else InPlaceSink(held)
     if not stages or staged_on is not None:
+        given = "aliases" if aliases else "swaps"
         raise SetupError(
-            f"{_WHERE}(aliases=True) swaps to the trainer's buffer at the commit: it always stages, and "
-            "nowhere else; leave stages and staged_on out"
+            f"{_WHERE}({given}=True) exchanges memory at the commit: it always stages, and nowhere else; "
+            "leave stages and staged_on out"
         )
-    return AliasSink(held)
+    return SwapSink(held, aliases=aliases)

@@ -40,6 +40,7 @@ class RayReceiver(ActorReceiver):
         *,
         id: str | None = None,  # noqa: A002 - as it is called everywhere
         stages: bool = True,
+        swaps: bool = False,
         aliases: bool = False,
         staged_on: str | None = None,
         on_commit: Callable[[int], None] | None = None,
@@ -56,7 +57,7 @@ class RayReceiver(ActorReceiver):
         """
         name = id if id is not None else ray.get_runtime_context().get_actor_id()
         self.weightsync_receiver = receiver_for(
-            held, name or "engine", stages=stages, aliases=aliases, staged_on=staged_on,
-            on_commit=on_commit, asleep=asleep, extra_inlets=extra_inlets, fault=fault,
+            held, name or "engine", stages=stages, swaps=swaps, aliases=aliases,
+            staged_on=staged_on, on_commit=on_commit, asleep=asleep, extra_inlets=extra_inlets, fault=fault,
         )  # fmt: skip
         return self.weightsync_receiver

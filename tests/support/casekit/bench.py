@@ -30,6 +30,7 @@ from weightsync.fsm.ledger import LedgerKeeper
 from weightsync.fsm.lock import LockKeeper
 from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, EngineState, State
+from weightsync.transports.shm import SharedMemoryTransport
 from weightsync.transports.sources import deferred
 from weightsync.transports.weights import TorchWeights
 
@@ -79,6 +80,11 @@ class Log:
             self.leaks.append(record)
 
 
+def _transport(transport: str | Transport) -> str | Transport:
+    """By its name; of shared memory so little that the sender waits for engines, as it does elsewhere."""
+    return SharedMemoryTransport(mode="ring", slots=1) if transport == "shm" else transport
+
+
 @dataclass
 class _Before:
     """What was, before a round."""
@@ -123,7 +129,7 @@ class Bench:
         for look in self.looks().values():
             self.history.setdefault(look.version, []).append(look.tensors)
         self.sync = WeightSync(
-            [engine.link for engine in engines], transport, policy=self.policy,
+            [engine.link for engine in engines], _transport(transport), policy=self.policy,
             handlers=[*handlers, self.log], lock=self.keeper if lock is None else lock, ledger=ledger,
             owner="trainer",
         )  # fmt: skip

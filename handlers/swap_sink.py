@@ -1,0 +1,118 @@
+"""A sink for engines whose memory may be exchanged: the commit is a swap, and copies nothing.
+
+What arrives is written beside the live weights, as by ``StagingSink``; but at the commit each live tensor
+stays the object that it is and gets the other memory, and its own one is written next time. So weights are
+copied once, not twice, and an engine is paused for the swap alone. It must not have kept addresses of its
+weights, as a captured CUDA graph does, nor views of them.
+
+One that **aliases** goes without memory of its own. From a transport that can do so it gets whole tensors in
+the trainer's buffer, and swaps to those. **Nobody may write to the weights of such an engine**: the memory is
+shared with the trainer and every other engine, it is mapped for reading alone, and whoever writes there ends
+his process (SIGSEGV) without a word from Python. An engine that trains, quantises in place, merges adapters
+or keeps running statistics does not alias.
+
+Whatever cannot be exchanged is copied: tensors on a device, tensors that are not contiguous, and tensors that
+are a part of something larger, such as a fused weight, whose other parts would be left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..fsm.plan import Plan
+from .sink import Held, StagingSink, refuse_lost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SwapSink"]
+
+
+class SwapSink(StagingSink):
+    """Swaps. The live weights stay as they are, bit for bit, until the commit.
+
+    Args:
+        held: what the engine samples with.
+        aliases: whether nobody writes to it, so that it may lie in memory that others share.
+    """
+
+    def __init__(self, held: Held, *, aliases: bool) -> None:
+        super().__init__(held)
+        self.aliases = aliases
+        self._into: dict[str, Tensor] = {}
+        self._adopted: dict[str, Tensor] = {}
+        self._known: tuple[object, ...] = ()
+        self._swappable: frozenset[str] = frozenset()
+        self._swapped: dict[str, int] = {}
+        self._shared: set[str] = set()
+
+    def open(self, plan: Plan) -> Mapping[str, Tensor]:
+        """Memory to write to. What an earlier session left unused is let go of."""
+        self._adopted = {}
+        self._into.clear()
+        self._into = dict(super().open(plan))
+        if self._known is not self._checked:
+            self._known = self._checked
+            self._swappable = frozenset(
+                name for name, live in self._copies(plan).items() if all(map(self._can_swap, live))
+            )
+        return self._into
+
+    def adopt(self, views: Mapping[str, Tensor]) -> None:
+        """Keep these beside the live weights, or copy what cannot be exchanged."""
+        for name, view in views.items():
+            if name in self._swappable:
+                self._into[name] = self._adopted[name] = view
+            elif name in self._into:
+                self._into[name].copy_(view)
+
+    def commit(self, plan: Plan) -> None:
+        """Exchange the memory of the live weights for that of the new ones."""
+        tensors = self._tensors()
+        with torch.no_grad():
+            for name, of in self._names(plan).items():
+                live = tensors.get(name)
+                if live is None or 0 in live.shape:
+                    continue  # it goes by another name, or there is nothing to take over
+                if of in self._adopted:
+                    self._swap(name, live, self._adopted[of], shared=True)
+                elif of in self._swappable:
+                    self._exchange(name, of, live)
+                else:
+                    refuse_lost(name, live)
+                    live.copy_(self._into[of])
+
+    def _exchange(self, name: str, of: str, live: Tensor) -> None:
+        """Give it what was written, and write to its own memory next time, unless that is everybody's."""
+        before, fresh = live.detach(), self._into[of]
+        private = not (name in self._shared and self._is_swapped(name, live))
+        self._swap(name, live, fresh, shared=False)
+        if self._staged.get(of) is fresh:
+            if private and before.data_ptr() != fresh.data_ptr():
+                self._staged[of] = before
+            else:
+                del self._staged[of]
+                self._fits = ()
+
+    def _swap(self, name: str, live: Tensor, memory: Tensor, *, shared: bool) -> None:
+        live.data = memory
+        self._swapped[name] = memory.data_ptr()
+        (self._shared.add if shared else self._shared.discard)(name)
+
+    def _mark(self, name: str, tensor: Tensor) -> tuple[object, ...]:
+        if self._is_swapped(name, tensor):  # where it lies changes with every version
+            return (tensor.dtype, tensor.shape, tensor.stride())
+        return super()._mark(name, tensor)
+
+    def _is_swapped(self, name: str, tensor: Tensor) -> bool:
+        return tensor.data_ptr() == self._swapped.get(name, -1)
+
+    def _can_swap(self, tensor: Tensor) -> bool:
+        """Whether it is alone in its memory, or in what it got by an earlier swap."""
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_inference():
+            return False
+        alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return alone or tensor.data_ptr() in self._swapped.values()
