@@ -113,7 +113,11 @@ class Port(Protocol):
 
     @property
     def limit(self) -> float:
-        """Seconds until this phase's deadline, at least 0."""
+        """Seconds until this phase's deadline, at least 0. Every progress may move it."""
+
+    @property
+    def left(self) -> float:
+        """Seconds until the round's own deadline, at least 0. Nothing moves that."""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever ``engines`` shrinks or the port closes; also at once if it is closed."""

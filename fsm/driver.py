@@ -79,6 +79,11 @@ class Driver(Scripts):
         return self._phase_end()
 
     @property
+    def round_end(self) -> float:
+        """Until when the round may be on its good way."""
+        return self._started + self.limits.forward
+
+    @property
     def lease_end(self) -> float:
         """Until when the lock is certainly held; infinity when nothing is known of that."""
         return self._lease_end

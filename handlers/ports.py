@@ -61,6 +61,11 @@ class RoundPort:
         """Seconds until this phase's deadline, at least 0."""
         return max(0.0, self._driver.phase_end - self._clock.now()) if not self.closed else 0.0
 
+    @property
+    def left(self) -> float:
+        """Seconds until the round's own deadline, at least 0."""
+        return max(0.0, self._driver.round_end - self._clock.now()) if not self.closed else 0.0
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` when ``engines`` shrinks or the port closes."""
         with self._lock:

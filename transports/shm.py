@@ -145,7 +145,7 @@ class SharedMemoryTransport:
         round = self._standing.round
         if round is not None:
             round.settle()
-        self._standing.end(_OVER)
+            self._standing.end(_OVER, round)
 
     def abort(self) -> None:
         """Wake sender and engines, and remove the endpoint."""

@@ -9,7 +9,7 @@
                                  released(bucket)   no view of it is left
                                  beat(bucket)       it lives, and is at this bucket
                                  done               it holds every bucket, and closes its connection
-    stop(why)                    left(why, bucket)  an abort, by either end
+    stop(why)                    left(why, holds)   an abort, by either end; what is still viewed
 
 The endpoint is a socket in a folder of this process's own (0700), with a name that cannot be guessed. It is
 there for one round, and its path goes with it, so that whoever comes late finds nothing.
@@ -53,7 +53,15 @@ class Leave:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One receiving rank, as the hub sees it."""
+    """One receiving rank, as the hub sees it.
+
+    Args:
+        holds: the segments of which its process had views when it joined.
+        released: how many buckets it has let go of.
+        at: the bucket that it was last heard to be at, since ``since``.
+        done: whether it holds every bucket; then it has no view of a ring.
+        keeps: the segments of which its process had views when it left, if it said so.
+    """
 
     wire: Packets
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -65,10 +73,10 @@ class Peer:
     aliases: bool = False
     released: int = 0
     at: int = -1
-    since: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     beats: int = 0
     done: bool = False
-    gone: bool = False
+    keeps: tuple[str, ...] | None = None
 
 
 @final
@@ -231,6 +239,7 @@ class ShmHub:
         elif kind == "left":
             error = TransportError(fetch(message, "why", str))
             error.bucket = fetch(message, "bucket", int)  # type: ignore[attr-defined]
+            peer.keeps = tuple(names(message, "holds"))
             self._part(peer, error)
         self._ring()
 
@@ -268,7 +277,6 @@ class ShmHub:
         if peer.rank is not None and not peer.done:
             with self._lock:
                 self.left.setdefault(peer.rank, Leave(error, time.monotonic()))
-        peer.gone = True
         self._drop(peer)
         self._ring()
 

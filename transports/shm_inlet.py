@@ -38,8 +38,8 @@ from .wire import Message, field, names, proof
 __all__ = ["NAME", "aliasing_shm_inlet", "shm_inlet"]
 
 NAME = "shm"
-_BEAT = 1.0
-"""Seconds between two signs of life, at most."""
+_BEAT = 0.25
+"""Seconds between two signs of life. An engine that may be silent for less than that is lost all the same."""
 
 _OVER = "it was told to stop receiving"
 
@@ -309,10 +309,10 @@ class _ShmInlet:
 
     def _leave(self, wire: Packets, why: str) -> None:
         with contextlib.suppress(OSError):
-            wire.send("left", why=why[:500], bucket=self._bucket)
+            wire.send("left", why=why[:500], bucket=self._bucket, holds=_process.held(self._folder))
 
     def _beat(self, wire: Packets, over: threading.Event) -> None:
-        while not over.wait(min(_BEAT, self._limit / 4)):
+        while not over.wait(_BEAT):
             try:
                 wire.send("beat", bucket=self._bucket)
             except OSError:

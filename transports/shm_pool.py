@@ -88,6 +88,10 @@ class Pool:
             name for each in self._holders.values() if segment.id in each.holds for name in each.names
         )
 
+    def dead(self, process: str) -> bool:
+        """Whether it certainly reads nothing any more."""
+        return process in self._holders and self._holders[process].dead()
+
     def _forget_the_dead(self) -> None:
         self._forget([process for process, holder in self._holders.items() if holder.dead()])
 

@@ -29,6 +29,9 @@ __all__ = ["ShmRound"]
 _GRACE = 1.0
 """Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
 
+_MOMENT = 0.2
+"""Seconds for a word that is on its way on this host."""
+
 _GLANCE = 1.0
 """Seconds after which a wait asks again how long it may take."""
 
@@ -174,31 +177,39 @@ class ShmRound:
         """The round ended well: whoever is done reads the ring no more."""
         if self._hub is None or self.whole or self._segment is None:
             return
-        hub = self._hub
-        self.bell.wait(lambda: all(peer.done or peer.gone for peer in hub.members.values()), _GRACE)
-        reading = {peer.process for peer in hub.members.values() if not (peer.done or peer.gone)}
-        for peer in hub.members.values():
-            if peer.process not in reading:
-                self._pool.released(peer.process, self._segment)
+        hub, ring = self._hub, self._segment
+        # Their last word may be a moment behind their receipts.
+        self.bell.wait(lambda: not any(map(self._may_view, hub.counting.values())), _MOMENT)
+        reading = {peer.process for peer in hub.members.values() if self._may_view(peer)}
+        for process in {peer.process for peer in hub.members.values()} - reading:
+            self._pool.released(process, ring)
 
     # -- waiting -----------------------------------------------------------------------------------------
 
     def begin(self, port: Port) -> None:
-        """A phase begins. Who gives signs of life may be at one bucket for half of it."""
-        self._patience = port.limit / 2
+        """A phase begins. Who gives signs of life may be at one bucket for a third of the time that is left."""
+        self._patience = port.left / 3
 
     def _absent(self) -> set[int]:
         here, counting = self.hub.members, self._counting
         return {rank for rank, engine in self._ranks.items() if engine in counting and rank not in here}
 
     def _reading(self, bucket: int, *, cut: bool) -> set[int]:
-        """The ranks that have not let go of ``bucket``; those that were ``cut``, or those that count."""
+        """The ranks that may view ``bucket``, or have yet to see it: those that were ``cut``, or count."""
+        if bucket < 0:
+            return set()
         counting = self.hub.counting
         return {
             rank
             for rank, peer in self.hub.members.items()
-            if peer.released <= bucket and not (peer.done or peer.gone) and (rank not in counting) is cut
+            if peer.released <= bucket and (rank not in counting) is cut and self._may_view(peer)
         }
+
+    def _may_view(self, peer: Peer) -> bool:
+        """Whether its process may have a view of the ring: until it says that it has none, or is dead."""
+        ring = self._segment.id if self._segment is not None else ""
+        let_go = peer.done or (peer.keeps is not None and ring not in peer.keeps)
+        return not let_go and not self._pool.dead(peer.process)
 
     def _owing(self) -> set[int]:
         return {rank for rank, peer in self.hub.counting.items() if not peer.done}

@@ -66,9 +66,11 @@ class Standing(Generic[R]):
         with self._lock:
             return self._round
 
-    def end(self, why: str) -> R | None:
-        """End the open round, if there is one, and hand it back."""
+    def end(self, why: str, only: R | None = None) -> R | None:
+        """End the open round, if there is one, and hand it back; with ``only``, if it still is that one."""
         with self._lock:
+            if only is not None and self._round is not only:
+                return None
             round, self._round = self._round, None
         if round is not None:
             round.end(why)

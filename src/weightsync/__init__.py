@@ -72,6 +72,7 @@ _HOME = {
     "RoundInProgress": ".fsm.errors",
     "RoundResult": ".fsm.results",
     "SetupError": ".fsm.errors",
+    "SharedMemoryTransport": ".transports.shm",
     "State": ".fsm.states",
     "StateLog": ".handlers.log",
     "SyncFailed": ".fsm.errors",

@@ -58,6 +58,11 @@ class RecordingPort:
         return 0.0 if self._closed else max(0.0, self._end - time.monotonic())
 
     @property
+    def left(self) -> float:
+        """The same: here, nothing else limits a phase."""
+        return self.limit
+
+    @property
     def errors(self) -> dict[str, BaseException]:
         """Why engines were lost, by their ids."""
         return {fact[1].id: fact[2] for fact in self.fired if fact[0] == "lost"}

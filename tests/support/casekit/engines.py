@@ -18,7 +18,7 @@ from weightsync.handlers.receiver import Receiver
 
 from .scripts import ANY, Script
 
-__all__ = ["Engine", "InThreads", "Look", "look_at"]
+__all__ = ["Engine", "InThreads", "Look", "look_at", "tensors_in"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,12 @@ def look_at(receiver: Receiver, held: torch.nn.Module | Mapping[str, Tensor]) ->
         facts.incarnation,
         facts.session is not None,
         receiver.gate.paused,
-        {name: tensor.detach().clone() for name, tensor in _tensors(held).items()},
+        {name: tensor.detach().clone() for name, tensor in tensors_in(held).items()},
     )
 
 
-def _tensors(held: torch.nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def tensors_in(held: torch.nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors by name, the very objects."""
     return held.state_dict() if isinstance(held, torch.nn.Module) else held
 
 
@@ -98,23 +99,21 @@ class InThreads:
     Args:
         name: its id.
         held: what it samples with.
-        stages: as for ``receiver_for``.
+        how: as for ``receiver_for``: ``stages``, ``swaps``, ``aliases``.
     """
 
-    def __init__(
-        self, name: str, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool = True
-    ) -> None:
+    def __init__(self, name: str, held: torch.nn.Module | Mapping[str, Tensor], **how: Any) -> None:
         self.name, self.held, self.script = name, held, Script()
-        self._stages, self._first = stages, {each: tensor.clone() for each, tensor in _tensors(held).items()}
-        self.receiver = receiver_for(held, name, stages=stages, fault=self.script)
+        self._how, self._first = how, {each: tensor.clone() for each, tensor in tensors_in(held).items()}
+        self.receiver = receiver_for(held, name, fault=self.script, **how)
         self.link = _Link(self.receiver)
 
     def restart(self) -> None:
         """Die and start again by itself: the same name and link, the first weights, another incarnation."""
         with torch.no_grad():
-            for name, tensor in _tensors(self.held).items():
+            for name, tensor in tensors_in(self.held).items():
                 tensor.copy_(self._first[name])
-        self.receiver = receiver_for(self.held, self.name, stages=self._stages, fault=self.script)
+        self.receiver = receiver_for(self.held, self.name, fault=self.script, **self._how)
         self.link.receiver = self.receiver
 
     def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:

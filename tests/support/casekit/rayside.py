@@ -17,7 +17,7 @@ from torch import Tensor
 from weightsync import RayEngine, RayReceiver, RoundResult, WeightSync, ray_engine
 
 from .bench import quick
-from .engines import Look, look_at
+from .engines import Look, look_at, tensors_in
 from .levels import Usage, ours, usage
 from .scripts import ANY, Script
 from .tensors import state
@@ -37,19 +37,36 @@ def environment(**variables: str) -> dict[str, Any]:
 class _Actor(RayReceiver):
     """What runs in the process. After a restart it holds ``state(-1)`` again, as another incarnation."""
 
-    def __init__(self, name: str, stages: bool) -> None:
+    def __init__(self, name: str, how: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
         self.name = name
-        self._serve(state(-1), stages=stages)
+        self.kept: list[Tensor] = []
+        self._serve(state(-1), how)
 
-    def _serve(self, held: torch.nn.Module | Mapping[str, Tensor], *, stages: bool) -> None:
+    def _serve(self, held: torch.nn.Module | Mapping[str, Tensor], how: Mapping[str, Any]) -> None:
         self.held, self.script = held, Script()
-        self.weightsync_serve(held, id=self.name, stages=stages, fault=self.script)
+        self.weightsync_serve(held, id=self.name, fault=self.script, **how)
 
     @ray.method(concurrency_group="test")
-    def serve(self, held: torch.nn.Module | Mapping[str, Tensor], stages: bool) -> None:
+    def serve(self, held: torch.nn.Module | Mapping[str, Tensor], how: Mapping[str, Any]) -> None:
         """Be another engine from now on."""
-        self._serve(held, stages=stages)
+        self._serve(held, how)
+
+    @ray.method(concurrency_group="test")
+    def keep(self) -> None:
+        """Keep views of what it samples with now."""
+        self.kept = [tensor.detach()[...] for tensor in tensors_in(self.held).values()]
+
+    @ray.method(concurrency_group="test")
+    def keeps(self) -> list[Tensor]:
+        """What it has kept, as it is now."""
+        return [tensor.clone() for tensor in self.kept]
+
+    @ray.method(concurrency_group="test")
+    def write(self) -> None:
+        """Write to what it samples with."""
+        for tensor in tensors_in(self.held).values():
+            tensor.add_(1.0)
 
     @ray.method(concurrency_group="test")
     def arm(self, point: str, action: Callable[[], None], bucket: int) -> None:
@@ -116,26 +133,29 @@ class InActor:
         name: its id.
         seed: the hash seed of its process.
         restarts: how often it is started again; -1: always.
-        stages: as for ``receiver_for``, also when it was started anew.
+        how: as for ``receiver_for``, also when it was started anew: ``stages``, ``swaps``, ``aliases``.
     """
 
-    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1, stages: bool = True) -> None:
+    def __init__(self, name: str, seed: int = 0, *, restarts: int = -1, **how: Any) -> None:
         make = ray_engine(
             num_cpus=0, max_restarts=restarts, max_task_retries=0, concurrency_groups={"test": 2},
             runtime_env=environment(PYTHONHASHSEED=str(seed)),
         )  # fmt: skip
-        self.name, self.stages = name, stages
-        self.actor: Any = make(_Actor).remote(name, stages)
+        self.name, self.how = name, how
+        self.actor: Any = make(_Actor).remote(name, how)
         self.link = RayEngine(self.actor, id=name)
 
-    def fresh(
-        self, held: torch.nn.Module | Mapping[str, Tensor] | None = None, *, stages: bool = True
-    ) -> InActor:
+    def fresh(self, held: torch.nn.Module | Mapping[str, Tensor] | None = None, **how: Any) -> InActor:
         """The same process as a new engine, with these weights."""
-        self.stages = stages
-        self.ask("serve", state(-1) if held is None else held, stages)
+        self.how = how
+        self.ask("serve", state(-1) if held is None else held, how)
         self.link = RayEngine(self.actor, id=self.name)
         return self
+
+    @property
+    def stages(self) -> bool:
+        """Whether the live weights stay until the commit."""
+        return bool(self.how.get("stages", True))
 
     def arm(self, point: str, action: Callable[[], None], bucket: int = ANY) -> None:
         """Let something go wrong, once."""
