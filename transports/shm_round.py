@@ -187,7 +187,7 @@ class ShmRound:
     # -- waiting -----------------------------------------------------------------------------------------
 
     def begin(self, port: Port) -> None:
-        """A phase begins. Who gives signs of life may be at one bucket for a third of the time that is left."""
+        """A phase begins. Who gives signs of life may be at one bucket for a third of what is left."""
         self._patience = port.left / 3
 
     def _absent(self) -> set[int]:
