@@ -16,15 +16,18 @@ MADE    := $(VENV)/.made
 RUNTIME := $(VENV)/.installed
 DEV     := $(VENV)/.installed-dev
 WANTED  := pyproject.toml constraints.txt
+# What ours is measured beside, in an environment of its own: as published, with the little that it needs here.
+VERL    := benchmarks/.verl-venv
+PEER    := verl==0.9.1
 
 .DEFAULT_GOAL := help
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint explore twins mutants chaos clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint bench-samehost explore twins mutants chaos clean distclean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ------------------------------------------------------------------------------------------------- installing
 
@@ -69,6 +72,18 @@ bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray besid
 bench-lint: $(RUNTIME) ## measure what linting a log of ten thousand rounds costs
 	$(BIN)/python -m benchmarks.lint
 
+# Without it the benchmark runs as well, and says that it is not there.
+$(VERL)/.installed: constraints.txt
+	@echo "installing $(PEER) into $(VERL), to be measured beside"
+	@{ $(PYTHON) -m venv --clear $(VERL) && \
+		$(VERL)/bin/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt \
+			torch numpy packaging pyzmq && \
+		$(VERL)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps $(PEER) && \
+		touch $@; } || echo "weightsync: $(PEER) could not be installed; measuring without it" >&2
+
+bench-samehost: $(RUNTIME) $(VERL)/.installed ## measure hand-overs on one host beside torch, gloo and verl; ARGS="--quick"
+	$(BIN)/python -m benchmarks.samehost $(ARGS)
+
 # -------------------------------------------------------------------------------------------------- checking
 
 test: $(DEV) lint types ## lint, types, all tests, and at least 95 % branch coverage of the core
@@ -112,4 +127,4 @@ clean: ## remove what builds and runs left, but not .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## and .venv as well
-	rm -rf $(VENV) src/weightsync.egg-info
+	rm -rf $(VENV) $(VERL) src/weightsync.egg-info
