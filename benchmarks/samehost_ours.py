@@ -24,7 +24,7 @@ from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt
 from weightsync.handlers.futures import again, then
 from weightsync.handlers.words import read_answer, say, word
-from weightsync.joining import transport_for
+from weightsync.joining import TRANSPORTS
 
 from .samehost_engines import EngineProcess
 from .samehost_layouts import LAYOUTS, checksum, tensors
@@ -160,9 +160,10 @@ class _Actors:
 
 def policy_of(spec: Spec) -> Policy:
     """What ``spec`` asks for; whatever of it this version of the library does not have, is absent."""
+    if spec.transport not in TRANSPORTS:
+        raise Absent(f"there is no transport {spec.transport!r} here, only {', '.join(TRANSPORTS)}")
     options(spec)
     try:
-        transport_for(spec.transport).close()
         return Policy(deadline=120, verify=spec.verify, raise_on_failure=True)  # type: ignore[arg-type]
     except SetupError as error:
         raise Absent(str(error)) from error

@@ -28,7 +28,7 @@ from .samehost_side import Absent, Spec
 __all__ = ["Cell", "Course", "Run", "Sample", "run_cell"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_VERL = Path(__file__).resolve().parent / ".verl-venv" / "bin" / "python"
+_VERL = Path(__file__).resolve().parent / ".verl-venv"
 _LIMIT = 300.0
 """Seconds for one answer of a contestant; then its processes are ended."""
 
@@ -103,7 +103,7 @@ class Entrant:
         _check_present(spec)
         self._process = subprocess.Popen(
             [
-                str(_VERL) if contestant.side == "verl" else sys.executable,
+                str(_VERL / "bin" / "python") if contestant.side == "verl" else sys.executable,
                 "-m", "benchmarks.samehost_trainer", json.dumps(asdict(spec)),
             ],
             cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -181,7 +181,7 @@ def run_cell(course: Course, layout: Layout, engines: int) -> Cell:
 
 def _check_present(spec: Spec) -> None:
     """Raise Stopped for what can be known to be absent before a process is started for it."""
-    if spec.side == "verl" and not _VERL.exists():
+    if spec.side == "verl" and not (_VERL / ".installed").exists():
         raise Stopped("verl's environment is not there: `make bench-samehost` makes it", absent=True)
     if spec.side == "ours":
         from .samehost_ours import policy_of
