@@ -103,6 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for engines in arguments.engines:
             _tell(f"{layout}, {engines} engines")
             cells.append(run_cell(course, LAYOUTS[layout], engines))
+            _tell(table(cells[-1:]))  # a long run says early what it finds
     names = {each.name for each in course.contestants}
     judged = [each for cell in cells for each in judge(cell, names)]
     text, found = _report(cells, judged, course), figures(cells)

@@ -61,6 +61,8 @@ class TestLayouts:
         whole = checksum(held)
         first, second = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"
         assert checksum({**held, first: held[second], second: held[first]}) != whole
+        renamed = {name.replace("norm.weight", "norm.scale"): each for name, each in held.items()}
+        assert checksum(renamed) != whole
         held[first].view(torch.uint8)[-1, -1] ^= 1
         assert checksum(held) != whole
 
@@ -151,7 +153,7 @@ def verdicts(engines: int, **cpu: float) -> dict[str, Verdict]:
 class TestReport:
     def test_ratios_are_taken_turn_by_turn(self) -> None:
         """And then the median: a slow minute, which slows both, changes nothing."""
-        slow = run_of("ring", 2.5, units=(1.0, 40.0, 1.0))
+        slow = run_of("ring", 2.5, units=(2.0, 40.0, 4.0))
         odd = Sample(Cost(1.0, 1.0), Cost(99.0, 99.0))
         row = row_of(replace(slow, samples=[*slow.samples, odd, slow.samples[0]]), TINY.nbytes)
         assert (row.cpu, row.wall, row.unit, row.n) == (2.5, 3.0, 40.0, 5)
