@@ -40,7 +40,8 @@ def options(spec: Spec) -> dict[str, Any]:
     if not spec.aliases:  # whoever swaps at the commit has the old weights until then, and stages by nature
         options["stages"] = spec.stages
     if "aliases" in inspect.signature(receiver_for).parameters:
-        options["aliases"] = spec.aliases
+        if spec.transport == "shm":  # no other transport has views to sample with
+            options["aliases"] = spec.aliases
     elif spec.aliases:
         raise Absent("receiver_for has no aliases=True here")
     return options
