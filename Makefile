@@ -75,7 +75,7 @@ bench-lint: $(RUNTIME) ## measure what linting a log of ten thousand rounds cost
 # Without it the benchmark runs as well, and says that it is not there.
 $(VERL)/.installed: constraints.txt
 	@echo "installing $(PEER) into $(VERL), to be measured beside"
-	@{ $(PYTHON) -m venv --clear $(VERL) && \
+	@{ $(PYTHON) -m venv $(VERL) && \
 		$(VERL)/bin/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt \
 			torch numpy packaging pyzmq && \
 		$(VERL)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps $(PEER) && \
