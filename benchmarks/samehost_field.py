@@ -66,6 +66,7 @@ CONTESTANTS: Sequence[Contestant] = (
 )
 
 VERL = tuple(each.name for each in CONTESTANTS if each.side == "verl")
+"""The first is as verl's configuration has it, and the one that targets are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,14 @@ class Target:
         """In words."""
         if self.most is not None:
             return f"{self.name}: at most {self.limit(engines):.2f} memcpys"
-        return f"{self.name}: at least {self.less:g}x less CPU than the cheapest of verl's"
+        return f"{self.name}: at least {self.less:g}x less CPU than verl as it is configured"
 
 
 TARGETS: Sequence[Target] = (
     Target("publish and swap", most=1.25),
     Target("ring", most=1.15, each=1.15),
-    Target("publish and swap", less=20.0, peers=VERL, only=4),
-    Target("ring", less=6.0, peers=VERL, only=4),
+    Target("publish and swap", less=20.0, peers=VERL[:1], only=4),
+    Target("ring", less=6.0, peers=VERL[:1], only=4),
 )
 
 
