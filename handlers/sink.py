@@ -32,7 +32,7 @@ from ..fsm.tensors import TensorSpec, diff, has_memory, spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Held", "InPlaceSink", "StagingSink", "check_held", "refuse_lost"]
+__all__ = ["Held", "InPlaceSink", "StagingSink", "check_held", "copy_bits", "refuse_lost"]
 
 Held = torch.nn.Module | Mapping[str, torch.Tensor]
 """What an engine samples with: a module (every name of its ``state_dict``) or tensors by name."""
@@ -170,7 +170,7 @@ class StagingSink(_Live):
                 if name != of and of in tensors and _place(live) == _place(tensors[of]):
                     continue  # the engine ties them, too
                 refuse_lost(name, live)
-                _copy(live, self._staged[of])
+                copy_bits(live, self._staged[of])
         self._torn -= self._names(plan).keys()
 
     def release(self) -> None:
@@ -195,7 +195,7 @@ class InPlaceSink(_Live):
             for name, (first, *others) in self._copies(plan).items():
                 for other in others:
                     refuse_lost(name, first, other)
-                    _copy(other, first)
+                    copy_bits(other, first)
         self._torn -= self._names(plan).keys()
 
 
@@ -238,7 +238,7 @@ def _blank(live: Tensor, device: torch.device) -> Tensor:
     return torch.empty(live.shape, dtype=dtype, device=device).view(live.dtype)
 
 
-def _copy(live: Tensor, given: Tensor) -> None:
+def copy_bits(live: Tensor, given: Tensor) -> None:
     """Bit for bit: of bools, torch would make a 1 of whatever is not 0."""
     if live.dtype is torch.bool:
         live, given = live.view(torch.uint8), given.view(torch.uint8)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..fsm.plan import Plan
-from .sink import Held, StagingSink, refuse_lost
+from .sink import Held, StagingSink, copy_bits, refuse_lost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,11 +67,12 @@ class SwapSink(StagingSink):
             if name in self._swappable:
                 self._into[name] = self._adopted[name] = view
             elif name in self._into:
-                self._into[name].copy_(view)
+                copy_bits(self._into[name], view)
 
     def commit(self, plan: Plan) -> None:
         """Exchange the memory of the live weights for that of the new ones."""
         tensors = self._tensors()
+        self._torn |= self._names(plan).keys()
         with torch.no_grad():
             for name, of in self._names(plan).items():
                 live = tensors.get(name)
@@ -83,7 +84,8 @@ class SwapSink(StagingSink):
                     self._exchange(name, of, live)
                 else:
                     refuse_lost(name, live)
-                    live.copy_(self._into[of])
+                    copy_bits(live, self._into[of])
+        self._torn -= self._names(plan).keys()
 
     def _exchange(self, name: str, of: str, live: Tensor) -> None:
         """Give it what was written, and write to its own memory next time, unless that is everybody's."""
