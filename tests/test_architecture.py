@@ -34,7 +34,9 @@ class Layer:
 
 LAYERS = {
     "fsm": Layer(knows=frozenset({"fsm"})),
-    "transports": Layer(knows=frozenset({"transports", "fsm"}), uses=frozenset({"numpy", "torch", "xxhash"})),
+    "transports": Layer(
+        knows=frozenset({"transports", "fsm"}), uses=frozenset({"msgpack", "numpy", "torch", "xxhash"})
+    ),
     "handlers": Layer(knows=frozenset({"handlers", "fsm"}), uses=frozenset({"ray", "torch", "tqdm"})),
     "diagrams": Layer(knows=frozenset({"diagrams", "fsm"})),
 }

@@ -88,8 +88,8 @@ def test_engines(engines: Any, line: str) -> None:
         ({"ledger": 5}, "WeightSync(ledger=5): the path of a file is needed, or a keeper"),
         ({"policy": {"deadline": 5}}, "WeightSync(policy=<dict>): a Policy is needed"),
         ({"policy": 60}, "WeightSync(policy=60): a Policy is needed, such as Policy(deadline=60)"),
-        ({"transport": 5}, "WeightSync(transport=5): 'memory', 'collective' or 'objects' is"),
-        ({"transport": None}, "WeightSync(transport=None): 'memory', 'collective' or 'objects' is"),
+        ({"transport": 5}, "WeightSync(transport=5): 'memory', 'collective', 'shm' or 'objects' is"),
+        ({"transport": None}, "WeightSync(transport=None): 'memory', 'collective', 'shm' or 'objects' is"),
         ({"transport": FakeTransport}, "WeightSync(transport=<class FakeTransport>): 'memory', 'coll"),
         ({"transport": "nccl"}, "no transport is called 'nccl'; there are: memory, collective"),
         ({"handlers": 5}, "WeightSync(handlers=5): a list of handlers is needed: handlers=[...]"),
@@ -205,6 +205,14 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.HealthWatch(print, None), "HealthWatch(resume=None): a function is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.Progress(5), "Progress(bar=5): a bar with update(n) is needed, such as a tqdm"),  # type: ignore[arg-type]
     (lambda: weightsync.Retention((1, 2)), "Retention(tensors=<tuple>): Retention empties a list"),  # type: ignore[arg-type]
+    (
+        lambda: weightsync.SharedMemoryTransport(mode="both"),  # type: ignore[arg-type]
+        "SharedMemoryTransport(mode='both'): choose from 'auto', 'publish', 'ring'",
+    ),
+    (
+        lambda: weightsync.SharedMemoryTransport(slots=0),
+        "SharedMemoryTransport(slots=0): a whole number from 1 is needed",
+    ),
     (lambda: weightsync.MemoryTransport(checked="x"), "MemoryTransport(checked='x'): True or False is"),  # type: ignore[arg-type]
     (lambda: weightsync.CollectiveTransport("nccl"), "no collective transport over 'nccl'"),
     (lambda: weightsync.CollectiveTransport(address=5), "CollectiveTransport(address=5): the trainer's ad"),  # type: ignore[arg-type]
@@ -235,7 +243,7 @@ def test_what_is_public_refuses_what_it_cannot_use(make: Callable[[], Any], line
 
 
 NOT_MADE = {
-    "EngineRow", "ObjectStoreTransport", "PassedOver", "RoundResult", "Pending", "RayReceiver", "__version__",
+    "EngineRow", "LORA", "ObjectStoreTransport", "PassedOver", "RoundResult", "Pending", "RayReceiver", "__version__",
 }  # fmt: skip
 """Nobody gives them anything: they are public to be read or inherited, or take no arguments."""
 

@@ -24,6 +24,7 @@ NEEDED = {
     "structlog": "the state log",
     "transitions": "the compiled machine",
     "xxhash": "digests of tensors",
+    "msgpack": "messages beside shared memory",
 }
 """Packages without which a part of the library does not work."""
 
@@ -33,6 +34,7 @@ USEFUL = {"tqdm": ("progress", "a progress bar"), "resvg-py": ("png", "diagrams 
 _TRANSPORTS = {
     "memory": (("torch", "xxhash"), "engines in this process"),
     "collective": (("torch", "numpy", "xxhash"), "engines in processes of their own (gloo)"),
+    "shm": (("torch", "numpy", "xxhash", "msgpack"), "engines in processes of this host, by shared memory"),
     "objects": (("torch", "numpy", "xxhash", "ray"), "engines in Ray actors, by Ray's object store"),
 }
 
