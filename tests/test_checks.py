@@ -211,7 +211,7 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda: weightsync.SharedMemoryTransport(slots=0),
-        "SharedMemoryTransport(slots=0): a whole number from 1 is needed",
+        "SharedMemoryTransport(slots=0): a whole number of at least 1 is needed",
     ),
     (lambda: weightsync.MemoryTransport(checked="x"), "MemoryTransport(checked='x'): True or False is"),  # type: ignore[arg-type]
     (lambda: weightsync.CollectiveTransport("nccl"), "no collective transport over 'nccl'"),
@@ -243,7 +243,8 @@ def test_what_is_public_refuses_what_it_cannot_use(make: Callable[[], Any], line
 
 
 NOT_MADE = {
-    "EngineRow", "LORA", "ObjectStoreTransport", "PassedOver", "RoundResult", "Pending", "RayReceiver", "__version__",
+    "EngineRow", "LORA", "ObjectStoreTransport", "PassedOver", "RoundResult", "Pending", "RayReceiver",
+    "__version__",
 }  # fmt: skip
 """Nobody gives them anything: they are public to be read or inherited, or take no arguments."""
 
