@@ -302,6 +302,7 @@ class EngineStatus:
 class EngineLink(Protocol):
     """The trainer's end of one engine. Every method gives a future back at once.
 
+    One whose engine is known to be on this host says ``nearby = True``.
     One whose engine is certainly in another process says ``in_process = False``, and is then refused with a
     transport that could not reach it. One whose engine is in the Ray cluster says ``in_cluster = True``, and
     one whose engine is certainly in this process ``in_process = True``: a transport of the cluster takes no

@@ -94,6 +94,11 @@ class RayEngine:
         """The engine's name."""
         return self._id
 
+    @property
+    def nearby(self) -> bool:
+        """Whether it is known to be on this host: it has said hello, and words go to it past Ray."""
+        return self._connected
+
     def hello(self) -> Future[EngineStatus]:
         """Ask the engine what it is, by Ray. While Ray restarts it, the question waits."""
         answer = begun()

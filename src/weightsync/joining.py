@@ -30,7 +30,7 @@ _TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
 _LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
 _LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
-TRANSPORTS = ("memory", "collective", "shm", "objects")
+TRANSPORTS = ("auto", "memory", "collective", "shm", "objects")
 """The transports that can be named."""
 
 
@@ -80,8 +80,12 @@ def policy_for(policy: Policy | None, where: str = _WHERE) -> Policy:
     return policy
 
 
-def transport_for(transport: str | Transport) -> Transport:
+def transport_for(transport: str | Transport, policy: Policy | None = None) -> Transport:
     """The transport called so, or the object itself.
+
+    Args:
+        transport: a name, or an object.
+        policy: of the rounds, which ``"auto"`` has to know.
 
     Raises:
         SetupError: no transport is called so, or this is none.
@@ -91,6 +95,11 @@ def transport_for(transport: str | Transport) -> Transport:
             names = f"{', '.join(map(repr, TRANSPORTS[:-1]))} or {TRANSPORTS[-1]!r}"
             raise checks.refusal(_WHERE, "transport", transport, f"{names} is needed, or a transport object")
         return transport
+    if transport == "auto":
+        from .choosing import AutoTransport
+
+        needs_all = policy is None or policy.on_engine_failure == "fail"
+        return AutoTransport(transport_for, needs_all=needs_all)
     if transport == "memory":
         from .transports.memory import MemoryTransport
 

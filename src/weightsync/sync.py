@@ -42,7 +42,8 @@ class WeightSync:
 
     Args:
         engines: links to the engines, e.g. ``RayEngine(actor)`` or ``LocalEngine(receiver)``.
-        transport: ``"memory"``, ``"collective"``, or an object that implements ``Transport``.
+        transport: ``"auto"``: by where the engines are, ``"memory"``, ``"shm"`` or ``"collective"``; one of
+            these or ``"objects"``, or an object that implements ``Transport``.
         policy: what the user decides.
         handlers: executors (``prepare`` and ``clean``) and observers (callables), in their order.
         lock: a lock keeper, or the name of one shared by every trainer of the Ray cluster. By default a
@@ -59,7 +60,7 @@ class WeightSync:
     def __init__(
         self,
         engines: Iterable[EngineLink],
-        transport: str | Transport = "memory",
+        transport: str | Transport = "auto",
         *,
         policy: Policy | None = None,
         handlers: Sequence[Executor | Observer] = (),
@@ -73,7 +74,7 @@ class WeightSync:
             checks.text("WeightSync", "owner", owner)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         self._books = EngineBooks(engines_for(engines), self.policy.backoff())
-        self._transport = transport_for(transport)
+        self._transport = transport_for(transport, self.policy)
         executors, observers = sort_handlers(handlers)
         self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)

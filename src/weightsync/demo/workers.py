@@ -154,7 +154,8 @@ def _actor_class() -> Any:
         def __init__(self, name: str, settings: Settings, hang: float) -> None:
             torch.set_num_threads(1)
             self._sampler = Sampler(name, settings, hang, own_process=True)
-            self.weightsync_serve(self._sampler.model, id=name, fault=self._sampler.arming)
+            # It only samples: nobody but a hand-over writes to its weights, so it needs no copy of its own.
+            self.weightsync_serve(self._sampler.model, id=name, aliases=True, fault=self._sampler.arming)
 
         def sample(self, prompts: Tensor, settings: Settings, seed: int) -> Batch:
             return self._sampler.sample(self._receiver(), prompts, settings, seed)
@@ -201,4 +202,4 @@ def ray_crew(names: Sequence[str], settings: Settings, hang: float) -> Crew:
         if ours:
             ray.shutdown()
 
-    return Crew(workers, "collective", f"weightsync-demo-{uuid.uuid4().hex[:8]}", close)
+    return Crew(workers, "shm", f"weightsync-demo-{uuid.uuid4().hex[:8]}", close)
