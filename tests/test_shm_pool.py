@@ -67,6 +67,7 @@ def test_a_dead_process_holds_nothing() -> None:
         pool.version(4096)
     process.kill()
     process.wait()
+    assert pool.holding(segment) == []
     assert pool.version(4096) is segment
     pool.close()
 

@@ -91,6 +91,7 @@ class Order:
 
     def at(self, *event: Any) -> int:
         """When it happened last."""
+        assert event in self.events, f"it never happened: {event}"
         return len(self.events) - 1 - self.events[::-1].index(event)
 
 

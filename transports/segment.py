@@ -37,7 +37,6 @@ __all__ = ["Mapped", "Segment", "available_memory", "refuse_without_room"]
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
 _ADD_SEALS = 1033
 _SHRINK, _GROW, _FUTURE_WRITE = 0x2, 0x4, 0x10
-_PAGE = mmap.PAGESIZE
 
 
 @final
@@ -145,6 +144,7 @@ _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 )  # fmt: skip
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 # -- how ----------------------------------------------------------------------------------------------------
@@ -176,12 +176,14 @@ def _unlinked(size: int) -> int:
 
 
 def _touch(memory: mmap.mmap) -> None:
-    try:
-        memory.madvise(_POPULATE_WRITE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # an older kernel
-            raise
-        np.frombuffer(memory, dtype=np.uint8)[::_PAGE] = 0
+    """Have every page there. Called past Python's own ``madvise``, which would stop every other thread."""
+    octets = np.frombuffer(memory, dtype=np.uint8)
+    if _libc.madvise(octets.ctypes.data, octets.size, _POPULATE_WRITE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code != errno.EINVAL:  # an older kernel does not know it
+        raise OSError(code, os.strerror(code))
+    ctypes.memset(octets.ctypes.data, 0, octets.size)
 
 
 def _seal(fd: int) -> None:
