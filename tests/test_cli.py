@@ -134,7 +134,7 @@ BAD: dict[str, tuple[str, str]] = {
     "a folder in a file":  ("diagram --output {state}/x/a.svg", "{state}/x: Not a directory"),
     "no place":            ("diagram --output /proc/a.svg", "weightsync: /proc/a.svg: "),
     "a folder as a file":  ("diagram --output {tmp}/new/.svg/a --format svg", "'a' names no format"),
-    "no such transport":   ("demo --transport pigeon", "--transport pigeon: there are memory, collective"),
+    "no such transport":   ("demo --transport pigeon", "--transport pigeon: there are auto, memory"),
     "too many engines":    ("demo --engines 25", "--engines 25: at most 24"),
     "a file for a folder": ("demo --out {state}", "--out {state}: is there and is no folder"),
     "a round of no log":   ("diagram --round r1", "--round needs the log it is in: --trace FILE"),

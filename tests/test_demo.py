@@ -175,7 +175,7 @@ def test_an_earlier_run_is_left_alone(tmp_path: Path) -> None:
         ({"engines": 25, "quick": False}, "at most 24, as many as a step has prompts"),
         ({"steps": 0}, "from 1 to 10000 steps"),
         ({"steps": 10_001}, "from 1 to 10000 steps"),
-        ({"transport": "pigeon"}, "--transport pigeon: there are memory, collective"),
+        ({"transport": "pigeon"}, "--transport pigeon: there are auto, memory"),
         ({"transport": "memory"}, "add --threads"),
         ({"inject": ["rain@1"]}, "--inject rain@1"),
         ({"inject": ["hang@61"]}, "the steps 1 to 60"),

@@ -167,16 +167,12 @@ def test_whoever_writes_to_what_he_aliases_ends_alone(actors: list[InActor]) -> 
 def test_b35_a_one_reader_ends_and_the_others_read_on(actors: list[InActor]) -> None:
     """It is killed after bucket 1: the segment stays for the others, in this round and in the next."""
     engines = [engine.fresh() for engine in actors]
-    with WeightSync(
-        [each.link for each in engines], SharedMemoryTransport(mode="ring", slots=1), policy=GO_ON
-    ) as sync:
-        assert sync.on_train_begin(state(1.0)).ok
+    with Bench(engines, SharedMemoryTransport(mode="ring", slots=1), policy=GO_ON) as bench:
+        bench.works(state(1.0))
         engines[1].arm("applied", Kill(), 1)
-        result = sync.on_step_end(1, state(2.0))
-        assert result is not None
-        assert result.outcome is Outcome.partial
+        assert bench.run(state(2.0)).outcome is Outcome.partial
         assert same(engines[0].look().tensors, state(2.0))
-        assert sync.on_step_end(2, state(3.0)).require()  # type: ignore[union-attr]
+        assert bench.run(state(3.0)).published == "yes"
         assert same(engines[0].look().tensors, state(3.0))
         engines[1].process()
 

@@ -214,7 +214,7 @@ class TestViews:
             keeper.kept.clear()
             bench.works()
 
-    def test_b05_c_an_engine_that_aliases_keeps_old_tensors(self) -> None:
+    def test_an_engine_that_aliases_keeps_old_tensors(self) -> None:
         """They stay as they are, bit for bit, for as long as they are kept: other memory is taken."""
         own = engines("e0", "e1", aliases=True)
         with WeightSync([each.link for each in own], SharedMemoryTransport(), policy=quick()) as sync:

@@ -32,7 +32,7 @@ class Case:
 _ASYNC, _ENGINES, _LOCKS = "test_cases_async.py", "test_cases_engines.py", "test_cases_locks.py"
 _MEMBERS, _RAY, _TENSORS = "test_cases_members.py", "test_cases_ray.py", "test_cases_tensors.py"
 _WAITS, _GUARDS, _LEAKS = "test_cases_waits.py", "test_cases_guards.py", "test_cases_leaks.py"
-_CHAOS, _PACKAGING = "test_chaos_lock.py", "test_packaging.py"
+_CHAOS, _PACKAGING, _SHM = "test_chaos_lock.py", "test_packaging.py", "test_shm_ray.py"
 
 
 def _in(file: str, *names: str) -> tuple[str, ...]:
@@ -193,7 +193,16 @@ CASES: dict[str, Case] = {
     "B29": Case(
         "two sides that disagree on a size",
         {
-            "a": (*_in(_TENSORS, f"{_REFUSED}[a-engine-smaller]"), *_in(_RAY, f"{_NO_DEATH}[a-smaller]")),
+            "a": (
+                *_in(_TENSORS, f"{_REFUSED}[a-engine-smaller]"),
+                *_in(_RAY, f"{_NO_DEATH}[a-smaller]"),
+                *_in(
+                    _TENSORS,
+                    "TestB29::test_b29_a_trainer_that_is_wrong_costs_no_engine",
+                    "TestB29::test_b29_an_engine_that_lost_its_weights_is_out",
+                    "TestB29::test_b29_whose_receiving_half_says_so_first",
+                ),
+            ),
             "b": (*_in(_TENSORS, f"{_REFUSED}[b-engine-larger]"), *_in(_RAY, f"{_NO_DEATH}[b-larger]")),
             "c": (*_in(_TENSORS, f"{_REFUSED}[c-same-bytes]"), *_in(_RAY, f"{_NO_DEATH}[c-dtype]")),
             "d": _in(
@@ -243,7 +252,13 @@ CASES: dict[str, Case] = {
     ),
     "B35": Case(
         "segments that vanish, stay, or are read when they are gone",
-        lands=dict.fromkeys("abc", "issue 4: it needs a transport over shared memory"),
+        {
+            "a": _in(_SHM, "test_b35_a_one_reader_ends_and_the_others_read_on"),
+            "b": _in(_SHM, "test_b35_b_the_trainer_is_killed_in_a_bucket_again_and_again"),
+            "c": _in(
+                "test_shm_transport.py", "TestViews::test_b35_c_a_view_that_is_kept_fails_the_round_by_name"
+            ),
+        },
     ),
     "B38": Case(
         "an error in a piece of the machine",
@@ -317,7 +332,10 @@ CASES: dict[str, Case] = {
 
 BESIDE = {
     "B15": "its trainers are processes of their own: ``Succession.step`` looks at the engines",
+    "B35 test_b35_b_the_trainer_is_killed_in_a_bucket_again_and_again": "its trainers are processes apart",
     "B38 test_b38_in_each_guard": "a simulated world has checks of its own: ``promises.broken``",
+    "B29 test_b29_an_engine_that_lost_its_weights_is_out": "its memory is gone: nobody can look at it afterwards",
+    "B29 test_b29_whose_receiving_half_says_so_first": "a link that holds an answer back has no kit",
     "B33 test_b33_a_limit_that_is_none": "refused where a policy is made: there is no round",
     "B14 test_b14_a_every_process_makes_the_same_plan": "two processes make a plan: there is no round",
     "B39 test_b39_c_ctrl_c": "the child process, which gets the signal, has a ``Bench`` of its own",
