@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ..fsm.errors import PlanError
 
-__all__ = ["CHUNK", "Cast", "Octets", "Source", "dtype_name", "flat", "read", "span", "write"]
+__all__ = ["Cast", "Octets", "Source", "address", "dtype_name", "flat", "read", "span", "write"]
 
 Octets = NDArray[np.uint8]
 
@@ -83,6 +83,19 @@ Source = torch.Tensor | Cast
 def dtype_name(dtype: torch.dtype) -> str:
     """What plans call a dtype: as torch prints it, without the prefix."""
     return str(dtype).removeprefix("torch.")
+
+
+def address(tensor: Source) -> int | None:
+    """Where the bytes of ``tensor`` lie in order in this memory, all of them; None if they do not.
+
+    For copies by addresses: nothing is made for the tensor, which costs more than to copy a small one.
+    """
+    if type(tensor) is Cast or not (tensor.is_cpu and tensor.is_contiguous()):  # type: ignore[union-attr]
+        return None
+    whole = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()  # type: ignore[union-attr]
+    if tensor.untyped_storage().nbytes() < whole:  # type: ignore[union-attr]
+        return None  # its storage was resized: whoever looks closer will say so
+    return tensor.data_ptr()  # type: ignore[union-attr]
 
 
 def flat(tensor: torch.Tensor) -> Octets | None:

@@ -8,6 +8,7 @@ kept is the logical order of the elements. Padding between pieces is neither wri
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import memmove  # which lets other threads go on
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..fsm.contract import Bucketful
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.tensors import TensorSpec
-from .octets import Octets, Source, dtype_name, read, write
+from .octets import Octets, Source, address, dtype_name, read, write
 
 __all__ = ["pack", "unpack"]
 
@@ -30,11 +31,18 @@ def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, Source], buffer: Octe
     Raises:
         PlanError: a tensor is missing, or is no longer what the plan says.
     """
+    if buffer.size < bucket.nbytes:
+        raise TransportError(f"bucket {bucket.index} has {bucket.nbytes} bytes, and the buffer {buffer.size}")
+    base = buffer.ctypes.data
     for piece in bucket.pieces:
         if piece.start == piece.stop:
             continue  # a tensor without elements, which the digest vouches for
         tensor = _fitting(plan.tensors[piece.tensor], tensors, Source)
-        read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
+        place = address(tensor)
+        if place is not None:
+            memmove(base + piece.offset, place + piece.start, piece.nbytes)
+        else:
+            read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
 
 
 def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
@@ -52,11 +60,16 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
     planned, octets = plan.buckets[bucket.index], _octets(bucket.data)
     if octets.size != planned.nbytes:
         raise TransportError(f"bucket {bucket.index} arrived with {octets.size} bytes, not {planned.nbytes}")
+    base = octets.ctypes.data
     for piece in planned.pieces:
         if piece.start == piece.stop:
             continue
         spec = plan.tensors[piece.tensor]
         tensor = _fitting(spec, into, torch.Tensor)
+        place = address(tensor)
+        if place is not None:
+            memmove(place + piece.start, base + piece.offset, piece.nbytes)
+            continue
         _check_writable(spec.name, tensor)
         write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
 

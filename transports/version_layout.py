@@ -41,15 +41,31 @@ class VersionLayout:
 
     def views(self, plan: Plan, bucket: int, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors that ``bucket`` completes, by name, as views of the flat buffer ``whole``."""
-        found = {}
+        found, lines = {}, dict[str, torch.Tensor]()
         for number in self.completed[bucket]:
-            spec, place = plan.tensors[number], self.places[number]
-            dtype: torch.dtype = getattr(torch, spec.dtype)
+            spec = plan.tensors[number]
+            line = lines.get(spec.dtype)
+            if line is None:
+                dtype: torch.dtype = getattr(torch, spec.dtype)
+                line = lines[spec.dtype] = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(
+                    dtype
+                )
             if spec.nbytes:
-                found[spec.name] = whole[place : place + spec.nbytes].view(dtype).view(spec.shape)
+                # One call for each tensor: a slice and two views would cost three.
+                start = self.places[number] // line.element_size()
+                found[spec.name] = line.as_strided(spec.shape, _steps(spec.shape), start)
             else:
-                found[spec.name] = torch.empty(spec.shape, dtype=dtype)
+                found[spec.name] = torch.empty(spec.shape, dtype=line.dtype)
         return found
+
+
+@lru_cache(maxsize=4096)
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    steps = [1]
+    for size in shape[:0:-1]:
+        steps.append(steps[-1] * max(size, 1))
+    return tuple(reversed(steps)) if shape else ()
 
 
 def layout_of(plan: Plan) -> VersionLayout:
