@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from casekit.bench import Bench, quick
@@ -148,6 +150,47 @@ class TestOrder:
                         assert order.at("heard", rank, "released", before) < when, order.events
         assert checked >= 8
         assert all(same(tensors_in(each.held), state(3.0)) for each in own)
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["receive", "frame", "apply", "applied", "release", "acked", "commit"]),
+                st.integers(0, 2), st.integers(0, len(NAMES) - 1),
+            ),
+            max_size=3,
+        ),
+        st.sampled_from(["ring", "publish"]),
+    )  # fmt: skip
+    def test_each_bucket_is_acknowledged_once_and_in_turn(
+        self,
+        faults: list[tuple[str, int, int]],
+        mode: Literal["ring", "publish"],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Whoever fails, wherever: no word comes twice, none ahead of its turn, and none after the last."""
+        with monkeypatch.context() as patch:
+            order = Order(patch)
+            own = engines("e0", "e1", "e2")
+            for point, engine, bucket in faults:
+                own[engine].arm(point, Raise(Injected(point)), bucket if point[:2] in ("fr", "ap") else ANY)
+            transport = SharedMemoryTransport(mode=mode, slots=2)
+            with WeightSync(
+                [each.link for each in own], transport, policy=quick(bucket_bytes=256, **GO_ON)
+            ) as sync:
+                assert sync.on_train_begin(state(1.0)).path[-1] == "Released"
+        for rank in range(3):
+            words = [
+                each[2:]
+                for each in order.events
+                if each[:2] == ("said", rank) and each[2] in ("released", "done")
+            ]
+            let_go = [bucket for kind, bucket in words if kind == "released"]
+            assert let_go == list(range(len(let_go))), words
+            assert [kind for kind, _ in words].count("done") <= 1
+            assert ("done", None) not in words[:-1], words
+            if words and words[-1] == ("done", None):
+                assert len(let_go) == len(NAMES)
 
     @HOW
     def test_what_is_being_read_is_never_written(self, how: dict[str, bool]) -> None:

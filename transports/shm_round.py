@@ -85,10 +85,14 @@ class ShmRound:
             if self._ended:
                 return
             alive = [segment.id for segment in self._pool.segments]
-            self._hub = ShmHub(
-                folder, port.session, len(self._ranks),
-                fingerprint=plan.fingerprint, alive=alive, ring=self.bell.ring,
-            )  # fmt: skip
+            try:
+                self._hub = ShmHub(
+                    folder, port.session, len(self._ranks),
+                    fingerprint=plan.fingerprint, alive=alive, ring=self.bell.ring,
+                )  # fmt: skip
+            except OSError as error:
+                why = f"there can be no socket for the round in {folder}: {error.strerror or error}"
+                raise TransportError(why) from error
         hub = self.hub
         for engine, link in engines.items():
             if port.closed or self._ended:

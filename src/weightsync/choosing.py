@@ -69,15 +69,13 @@ class AutoTransport:
             SetupError: the engines are on several hosts, and the policy goes on without a lost one.
         """
         name = choose(engines.values())
-        with self._lock:
-            chosen = self._chosen = self._made.get(name) or self._make(name)
-            self._made[name] = chosen
+        chosen = self._take(name)
         if not (self._needs_all or chosen.capabilities.survives_loss):
-            far = next(link.id for link in engines.values() if not _nearby(link))
+            far = next((link.id for link in engines.values() if not _nearby(link)), "of another system")
             raise SetupError(
-                f"engine {far} is not known to be on this host, so the transport would be {name!r}, which "
-                'cannot go on without a lost engine: leave on_engine_failure="quarantine" out, or name a '
-                "transport that can"
+                f"engine {far} is not known to be on this host, so the transport would be {chosen.name!r}, "
+                'which cannot go on without a lost engine: leave on_engine_failure="quarantine" out, or name '
+                "a transport that can"
             )
         chosen.open(plan, weights, engines, port)
 
@@ -102,6 +100,22 @@ class AutoTransport:
         """As every one that was made does."""
         for made in self._all():
             made.close()
+
+    def _take(self, name: str) -> Transport:
+        with self._lock:
+            if name not in self._made:
+                try:
+                    self._made[name] = self._make(name)
+                except SetupError:  # this system has no shared memory of the kind
+                    if name != "shm":
+                        raise
+                    name = "collective"
+                    self._made.setdefault(name, self._make(name))
+            chosen = self._chosen = self._made.pop(name)
+            unused, self._made = list(self._made.values()), {name: chosen}
+        for made in unused:  # the engines have moved, and seldom do
+            made.close()
+        return chosen
 
     def _now(self) -> Transport:
         if self._chosen is None:
