@@ -118,15 +118,14 @@ class TestOrder:
                 assert result is not None
                 assert result.ok, result.summary()
                 for rank, name in enumerate(("e0", "e1")):
-                    story = [
-                        order.at("applied", name),
-                        order.at("said", rank, "released", len(NAMES) - 1),
-                        order.at("release", name),
-                        order.at("said", rank, "done", None),
-                        order.at("acked", name),
-                    ]
+                    last = len(NAMES) - 1
+                    story = [order.at("applied", name)]
+                    if not how.get("aliases"):  # of a version, what is referred to is asked when they join
+                        story.append(order.at("said", rank, "released", last))
+                        assert order.at("heard", rank, "released", last) > story[-1]
+                    story += [order.at("release", name), order.at("said", rank, "done", None)]
+                    story.append(order.at("acked", name))
                     assert story == sorted(story), order.events
-                    assert order.at("heard", rank, "released", len(NAMES) - 1) > story[1]
 
     def test_a_slot_is_written_when_the_last_reader_has_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The slow one included; the others are not held up by more than the ring has slots."""
@@ -189,7 +188,7 @@ class TestOrder:
             assert let_go == list(range(len(let_go))), words
             assert [kind for kind, _ in words].count("done") <= 1
             assert ("done", None) not in words[:-1], words
-            if words and words[-1] == ("done", None):
+            if mode == "ring" and words and words[-1] == ("done", None):
                 assert len(let_go) == len(NAMES)
 
     @HOW

@@ -6,7 +6,7 @@
     welcome(proof, alive)                           and so does the hub; the segments that still exist
     segment(id, size) + fd                          memory to map, once for each process
     bucket(bucket, segment, at)                     a bucket lies there
-                                 released(bucket)   no view of it is left
+                                 released(bucket)   no view of it is left, if it was a slot of a ring
                                  beat(bucket)       it lives, and is at this bucket
                                  done               it holds every bucket, and closes its connection
     stop(why)                    left(why, holds)   an abort, by either end; what is still viewed

@@ -3,9 +3,10 @@
 A rank joins the trainer's endpoint, maps the memory that it is handed, which the process does once for each
 segment, and hands the buckets out where they lie. Nothing is copied here.
 
-A bucket is valid until the next one is asked for. Whoever keeps a view beyond that is told so, at once: what
-keeps it fails the round by name, before anybody writes there. An engine that *aliases* gets whole tensors as
-well, which are its own until it swaps away from them; what it still has of them it says when it joins again.
+A bucket is valid until the next one is asked for. Whoever keeps a view of a slot beyond that is told so, at
+once: what keeps it fails the round by name, before anybody writes there. In a buffer of a whole version
+nothing is written as long as anything refers to it. An engine that *aliases* gets whole tensors there, which
+are its own until it swaps away from them; what it still has of them it says when it joins again.
 
 While a bucket is being applied, beats tell the trainer that this process lives and which bucket it is at.
 """
@@ -22,8 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
-
-import torch
 
 from ..fsm.contract import Bucketful, Inlet, Ticket
 from ..fsm.engine_table import Session
@@ -238,30 +237,32 @@ class _ShmInlet:
     # -- buckets ----------------------------------------------------------------------------------------
 
     def _frames(self, wire: Packets) -> Iterator[Bucketful]:
-        layout = layout_of(self._plan)
-        whole: torch.Tensor | None = None
+        layout, whole = layout_of(self._plan), None
         for bucket in self._plan.buckets:
-            what = f"bucket {bucket.index}"
+            what, lease = f"bucket {bucket.index}", None
             told = self._next(wire, "bucket", what)
             if field(told, "bucket", int) != bucket.index:
                 raise TransportError(f"bucket {told['bucket']} came where {bucket.index} was due")
             segment, at = _process.find(self._folder, field(told, "segment", str)), field(told, "at", int)
-            self._bucket = bucket.index
-            data, lease = segment.lease(at, bucket.nbytes)
-            views = None
-            if self._aliases and layout.viewable and told.get("whole") is True:
+            self._bucket, views = bucket.index, None
+            if told.get("whole") is True:
                 if at != layout.starts[bucket.index]:
                     raise TransportError(f"{what} lies at {at}, not at {layout.starts[bucket.index]}")
                 if whole is None:
                     whole, _ = segment.lease(0, layout.size)
-                views = layout.views(self._plan, bucket.index, whole)
+                data = whole[at : at + bucket.nbytes]
+                if self._aliases and layout.viewable:
+                    views = layout.views(self._plan, bucket.index, whole)
+            else:
+                data, lease = segment.lease(at, bucket.nbytes)
             frame = Bucketful(bucket.index, data, views)
             del data, views
             yield frame
             frame.expire()  # whoever loops over the buckets still refers to it
-            self._refuse_kept(lease, bucket.index)
             self._bucket = -1
-            self._say(wire, "released", bucket=bucket.index)
+            if lease is not None:  # a version is not written again as long as anything refers to it
+                self._refuse_kept(lease, bucket.index)
+                self._say(wire, "released", bucket=bucket.index)
         self._complete = True
 
     def _refuse_kept(self, lease: weakref.ref[Any], bucket: int) -> None:
