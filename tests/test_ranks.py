@@ -298,7 +298,7 @@ def test_a_follower_that_fails_while_it_waits_cancels_the_round(monkeypatch: pyt
 
 def test_rank_0_that_dies_in_a_round_is_lost_with_the_round_and_its_state() -> None:
     """Nobody waits for the outcome for longer than a rank may be silent."""
-    team, gate = Team(silent=2.0), Gate()
+    team, gate = Team(silent=1.0), Gate()
     team.trainer.transport.bad["bucket 1"] = gate
     futures = team.step(1, *three(1))
     gate.await_visitor()
@@ -306,7 +306,7 @@ def test_rank_0_that_dies_in_a_round_is_lost_with_the_round_and_its_state() -> N
     team.ranks[0].beat = lambda number, where=None: None  # type: ignore[method-assign]
     found = team.results(futures[1:])
     assert [type(each) for each in found] == [RankLost] * 2
-    assert "rank 0 of the trainer: no sign of life for 2 s at step 1" in str(found[0])
+    assert "rank 0 of the trainer: no sign of life for 1 s at step 1" in str(found[0])
     assert "; it was last heard of in " in str(found[0])
     assert str(found[0]).rpartition(" of round ")[2] == team.trainer.records[0].round
     gate.open()
