@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(150)]
 
 POLICY = quick(deadline=8.0)
 GO_ON = quick(deadline=8.0, on_engine_failure="quarantine", quorum=1, rest=0.05, longest_rest=0.05)
-HOW = pytest.mark.parametrize("how", [{"aliases": True}, {}], ids=["aliases", "copies"])
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +86,17 @@ def _private(engine: InActor) -> int:
     return sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Private_"))
 
 
+ALIASES: dict[str, Any] = {"aliases": True}
+
+
 @pytest.mark.parametrize(
-    ("point", "bucket", "phase"),
+    ("point", "bucket", "phase", "how"),
     [
-        ("open", ANY, ("Locked", "Broadcasting")), ("receive", ANY, ("Locked", "Broadcasting")),
-        ("apply", 0, SENDING), ("applied", 2, SENDING), ("release", ANY, SENDING), ("acked", ANY, "Awaiting"),
-        ("commit", ANY, "Cleaning"),
+        ("open", ANY, ("Locked", "Broadcasting"), ALIASES), ("receive", ANY, ("Locked", "Broadcasting"), {}),
+        ("apply", 0, SENDING, ALIASES), ("applied", 2, SENDING, {}), ("release", ANY, SENDING, ALIASES),
+        ("acked", ANY, "Awaiting", {}), ("commit", ANY, "Cleaning", ALIASES),
     ],
 )  # fmt: skip
-@HOW
 def test_an_engine_is_killed(
     point: str, bucket: int, phase: Any, how: dict[str, Any], actors: list[InActor]
 ) -> None:
@@ -186,9 +187,10 @@ def test_b35_b_the_trainer_is_killed_in_a_bucket_again_and_again(
     ledger = str(tmp_path / "ledger.json")
     make: Any = ray.remote(num_cpus=0, max_restarts=0, runtime_env=environment())(TrainerProcess)
     before = _shm_names()
-    for life in range(5):
+    shared = names, [each.actor for each in engines], lock, ledger, "shm"
+    lives = [make.remote(*shared, 3.0) for _ in range(5)] + [make.remote(*shared)]  # engines wait for as long
+    for life, trainer in enumerate(lives[:5]):
         engines[0].arm("apply", Sleep(1.5), 1)
-        trainer = make.remote(names, [each.actor for each in engines], lock, ledger, "shm")
         pid = ray.get(trainer.process.remote(), timeout=60)
         running = trainer.step.remote(1, float(life))
         assert eventually(lambda: not engines[0].ask("armed", "apply", 1), 20.0)
@@ -198,7 +200,7 @@ def test_b35_b_the_trainer_is_killed_in_a_bucket_again_and_again(
         began = time.monotonic()
         assert eventually(lambda: all(not _paused(each) for each in engines), 20.0), "an engine stays paused"
         assert time.monotonic() - began < 15.0
-    trainer = make.remote(names, [each.actor for each in engines], lock, ledger, "shm")
+    trainer = lives[-1]
     ok, *_, told = ray.get(trainer.step.remote(1, 7.0), timeout=90)
     assert ok, told
     assert all(same(each.look().tensors, state(7.0)) for each in engines)

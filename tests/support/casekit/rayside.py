@@ -252,12 +252,18 @@ class TrainerProcess:
     """A trainer in a process of its own, with a lock and a ledger that outlive it."""
 
     def __init__(
-        self, names: list[str], actors: list[Any], lock: str, ledger: str, transport: str = "collective"
+        self,
+        names: list[str],
+        actors: list[Any],
+        lock: str,
+        ledger: str,
+        transport: str = "collective",
+        deadline: float = 8.0,
     ) -> None:
         torch.set_num_threads(1)
         links = [RayEngine(actor, id=name) for name, actor in zip(names, actors, strict=True)]
         self.sync = WeightSync(
-            links, transport, policy=quick(deadline=8.0), lock=lock, ledger=ledger, owner="trainer"
+            links, transport, policy=quick(deadline=deadline), lock=lock, ledger=ledger, owner="trainer"
         )
 
     def process(self) -> int:
