@@ -188,7 +188,9 @@ def test_b35_b_the_trainer_is_killed_in_a_bucket_again_and_again(
     make: Any = ray.remote(num_cpus=0, max_restarts=0, runtime_env=environment())(TrainerProcess)
     before = _shm_names()
     shared = names, [each.actor for each in engines], lock, ledger, "shm"
-    lives = [make.remote(*shared, 3.0) for _ in range(5)] + [make.remote(*shared)]  # engines wait for as long
+    lives = [make.remote(*shared, deadline=3.0) for _ in range(5)] + [
+        make.remote(*shared)
+    ]  # engines wait for as long
     for life, trainer in enumerate(lives[:5]):
         engines[0].arm("apply", Sleep(1.5), 1)
         pid = ray.get(trainer.process.remote(), timeout=60)

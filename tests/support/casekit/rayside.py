@@ -258,6 +258,7 @@ class TrainerProcess:
         lock: str,
         ledger: str,
         transport: str = "collective",
+        *,
         deadline: float = 8.0,
     ) -> None:
         torch.set_num_threads(1)
