@@ -196,11 +196,14 @@ class Bucketful:
         data: a flat buffer, valid until the next bucket is asked for.
         views: of an inlet for engines that alias: the tensors that this bucket completes, by name, whole,
             where they lie. They may not be written, and stay as they are as long as anything refers to them.
+        copy: of an inlet whose ``data`` lies on a device: ``copy(into, of)`` copies from there, and may be
+            back before it is done. The inlet waits for it when the next bucket is asked for.
     """
 
     index: int
     data: Any
     views: Mapping[str, Any] | None = None
+    copy: Callable[[Any, Any], None] | None = None
 
     def expire(self) -> None:
         """Refer to nothing any more. An inlet does so when the next bucket is asked for."""

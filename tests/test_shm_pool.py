@@ -22,7 +22,7 @@ def child() -> "subprocess.Popen[bytes]":
 
 def test_two_buffers_take_turns() -> None:
     """As long as everybody swaps, two are enough."""
-    pool = Pool(4)
+    pool = Pool(4, Segment)
     seen = []
     held: list[str] = []
     for _ in range(6):
@@ -38,7 +38,7 @@ def test_two_buffers_take_turns() -> None:
 
 def test_an_engine_that_is_silent_keeps_its_buffer() -> None:
     """Another one is taken, within the bound; then it is said who has them."""
-    pool = Pool(3)
+    pool = Pool(3, Segment)
     stuck = pool.version(4096)
     pool.met("p", os.getpid(), "stuck", [])
     pool.shown("p", stuck)
@@ -59,7 +59,7 @@ def test_an_engine_that_is_silent_keeps_its_buffer() -> None:
 
 def test_a_dead_process_holds_nothing() -> None:
     """Killed, and not before it is dead: the system says so."""
-    pool, process = Pool(1), child()
+    pool, process = Pool(1, Segment), child()
     segment = pool.version(4096)
     pool.met("p", process.pid, "e0", [])
     pool.shown("p", segment)
@@ -74,7 +74,7 @@ def test_a_dead_process_holds_nothing() -> None:
 
 def test_a_process_of_which_nothing_is_known_counts_as_alive() -> None:
     """In another namespace it has no number here."""
-    pool = Pool(1)
+    pool = Pool(1, Segment)
     pool.met("p", 0, "e0", [])
     pool.shown("p", pool.version(4096))
     with pytest.raises(TransportError, match="in use by e0"):
@@ -84,7 +84,7 @@ def test_a_process_of_which_nothing_is_known_counts_as_alive() -> None:
 
 def test_another_model_has_other_buffers() -> None:
     """Those that nobody needs any more are given back."""
-    pool = Pool(2)
+    pool = Pool(2, Segment)
     small = pool.version(4096)
     large = pool.version(8192)
     assert large.size == 8192
@@ -96,7 +96,7 @@ def test_another_model_has_other_buffers() -> None:
 
 def test_a_pair_is_made_at_once() -> None:
     """So that the second version does not find out that there is no memory for it."""
-    pool = Pool(2)
+    pool = Pool(2, Segment)
     pool.version(4096, pair=True)
     assert len(pool.segments) == 2
     pool.close()
@@ -105,7 +105,7 @@ def test_a_pair_is_made_at_once() -> None:
 def test_descriptors_of_the_dead_are_closed() -> None:
     """Engines come and go."""
     before = len(list(os.scandir("/proc/self/fd")))
-    pool = Pool(2)
+    pool = Pool(2, Segment)
     for number in range(3):
         process = child()
         pool.met(str(number), process.pid, "e0", [])
@@ -132,7 +132,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool(5)
+        self.pool = Pool(5, Segment)
         self.readers: dict[str, Reader] = {}
         self.last: Segment | None = None
         self.stranded: list[str] = []

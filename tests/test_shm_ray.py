@@ -20,7 +20,7 @@ from casekit.tensors import same, state
 from weightsync import SharedMemoryTransport, WeightSync
 from weightsync.fsm.errors import EngineGone
 from weightsync.fsm.states import Disposition, EngineState, Outcome
-from weightsync.transports.shm import _PREFIX
+from weightsync.transports.near import _PREFIX
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(150)]
 

@@ -38,6 +38,7 @@ from weightsync.transports.digest import digest
 from weightsync.transports.packets import Packets, packet_socket
 from weightsync.transports.packing import unpack
 from weightsync.transports.private_folder import PrivateFolder, inhabited
+from weightsync.transports.segment import Segment
 from weightsync.transports.shm_hub import ShmHub
 from weightsync.transports.shm_pool import Pool
 from weightsync.transports.wire import proof
@@ -662,7 +663,7 @@ class TestFolders:
 
 def test_two_trainers_of_one_process_do_not_disturb_each_other() -> None:
     """Each has its memory; engines of both keep them apart."""
-    pools: list[Pool] = []
+    pools: list[Pool[Segment]] = []
     for _ in range(2):
         own = engines("e0", aliases=True)
         transport = SharedMemoryTransport()

@@ -26,7 +26,7 @@ from ..fsm.engine_table import Session
 from ..fsm.errors import TransportError
 from .wire import Message
 
-__all__ = ["VERSION", "Packets", "packet_socket"]
+__all__ = ["VERSION", "Packets", "Value", "packet_socket"]
 
 VERSION = 1
 """Of the header. Two ends with different ones do not talk to each other."""
@@ -34,7 +34,8 @@ VERSION = 1
 _LONGEST = 1 << 16
 _SUM = struct.Struct(">I")
 _MOST_FDS = 8
-_Value = str | int | float | bool | list[str]
+Value = str | int | float | bool | list[str] | list[str | int | bytes]
+"""What a message may say."""
 
 
 def packet_socket() -> socket.socket:
@@ -78,7 +79,7 @@ class Packets:
             return int(struct.unpack("3i", told)[0])
         return 0
 
-    def send(self, kind: str, fds: Iterable[int] = (), **body: _Value) -> None:
+    def send(self, kind: str, fds: Iterable[int] = (), **body: Value) -> None:
         """Send one message, with descriptors if there are any.
 
         Raises:

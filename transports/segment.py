@@ -24,7 +24,7 @@ import tempfile
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -32,11 +32,18 @@ import torch
 from ..fsm.errors import TransportError
 from .octets import Octets
 
-__all__ = ["Mapped", "Segment", "available_memory", "refuse_without_room"]
+__all__ = ["Mapped", "Offer", "Segment", "available_memory", "refuse_without_room"]
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
 _ADD_SEALS = 1033
 _SHRINK, _GROW, _FUTURE_WRITE = 0x2, 0x4, 0x10
+
+
+class Offer(NamedTuple):
+    """What another process needs to reach some memory: descriptors, and plain values."""
+
+    fds: tuple[int, ...] = ()
+    handle: tuple[str | int | bytes, ...] = ()
 
 
 @final
@@ -65,6 +72,10 @@ class Segment:
             ) from error
         _seal(self.fd)
         self.octets: Octets = np.frombuffer(self._map, dtype=np.uint8)
+
+    def offer(self, process: str, pid: int) -> Offer:
+        """Its descriptor, whoever is asking."""
+        return Offer(fds=(self.fd,))
 
     def close(self) -> None:
         """Give this process's mapping back. The memory lives until the last reader let go of it."""

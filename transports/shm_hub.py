@@ -4,7 +4,7 @@
     challenge(nonce)
                                  join(rank, ...)    a proof that it knows the secret; plan, and what it holds
     welcome(proof, alive)                           and so does the hub; the segments that still exist
-    segment(id, size) + fd                          memory to map, once for each process
+    segment(id, size, handle) + fds                 memory to map, once for each process
     bucket(bucket, segment, at)                     a bucket lies there
                                  released(bucket)   no view of it is left, if it was a slot of a ring
                                  beat(bucket)       it lives, and is at this bucket
@@ -33,7 +33,8 @@ from typing import final
 
 from ..fsm.engine_table import Session
 from ..fsm.errors import PlanError, TransportError, WeightSyncError
-from .packets import Packets, packet_socket
+from .packets import Packets, Value, packet_socket
+from .shm_pool import Memory
 from .wire import Message, names, proof
 from .wire import field as fetch
 
@@ -138,12 +139,13 @@ class ShmHub:
                 if rank not in self._cut and rank not in self.left
             }
 
-    def hand_over(self, segment: str, size: int, fd: int) -> None:
+    def hand_over(self, segment: Memory) -> None:
         """Have every rank that counts map this memory, unless its process had done so when it joined."""
         for peer in self.counting.values():
-            if segment not in peer.mapped:
-                self._say(peer, "segment", fd, id=segment, size=size)
-                peer.mapped.add(segment)
+            if segment.id not in peer.mapped:
+                fds, handle = segment.offer(peer.process, peer.pid)
+                self._say(peer, "segment", *fds, id=segment.id, size=segment.size, handle=list(handle))
+                peer.mapped.add(segment.id)
 
     def tell(self, kind: str, **body: str | int) -> None:
         """Tell every rank that counts."""
@@ -173,7 +175,7 @@ class ShmHub:
                 self._waker.send(b"x")
         self._thread.join()
 
-    def _say(self, peer: Peer, kind: str, *fds: int, **body: str | int) -> None:
+    def _say(self, peer: Peer, kind: str, *fds: int, **body: Value) -> None:
         try:
             peer.wire.send(kind, fds, **body)
         except OSError:

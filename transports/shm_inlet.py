@@ -30,11 +30,12 @@ from ..fsm.errors import EngineError, PlanError, TransportError
 from ..fsm.plan import Plan
 from .packets import Packets, packet_socket
 from .private_folder import inhabited
-from .segment import Mapped
+from .reach import HostReach, Reach, Reached
+from .segment import Offer
 from .version_layout import layout_of
 from .wire import Message, field, names, proof
 
-__all__ = ["NAME", "aliasing_shm_inlet", "shm_inlet"]
+__all__ = ["NAME", "aliasing_shm_inlet", "inlet_by", "shm_inlet"]
 
 NAME = "shm"
 _BEAT = 0.25
@@ -50,12 +51,22 @@ def shm_inlet(ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> 
         PlanError: the sender has another plan.
         TransportError: the ticket does not say what it has to.
     """
-    return _ShmInlet(_seat(ticket, plan), session, plan, limit, aliases=False)
+    return inlet_by(HostReach(), ticket, session, plan, limit)
 
 
 def aliasing_shm_inlet(ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet:
     """The same, for an engine that uses the trainer's buffer as its weights."""
-    return _ShmInlet(_seat(ticket, plan), session, plan, limit, aliases=True)
+    return _ShmInlet(_seat(ticket, plan), session, plan, limit, HostReach(), aliases=True)
+
+
+def inlet_by(reach: Reach, ticket: Ticket, session: Session, plan: Plan, limit: float, /) -> Inlet:
+    """The same, for an engine that copies, and for memory of another kind.
+
+    Raises:
+        PlanError: the sender has another plan.
+        TransportError: the ticket does not say what it has to.
+    """
+    return _ShmInlet(_seat(ticket, plan), session, plan, limit, reach, aliases=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class _Process:
     def __init__(self) -> None:
         self.name = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._mapped: dict[str, dict[str, Mapped]] = {}
+        self._mapped: dict[str, dict[str, Reached]] = {}
 
     def mapped(self, folder: str) -> list[str]:
         """The segments of a trainer that it has mapped."""
@@ -112,16 +123,16 @@ class _Process:
         with self._lock:
             return sorted(name for name, each in self._mapped.get(folder, {}).items() if each.leased)
 
-    def map(self, folder: str, name: str, size: int, fd: int) -> None:
+    def map(self, folder: str, name: str, size: int, offer: Offer, reach: Reach) -> None:
         """Map one more, unless it is mapped."""
         with self._lock:
             mapped = self._mapped.setdefault(folder, {})
             if name in mapped:
-                os.close(fd)
+                reach.decline(offer)
             else:
-                mapped[name] = Mapped(fd, size)
+                mapped[name] = reach.map(name, size, offer)
 
-    def find(self, folder: str, name: str) -> Mapped:
+    def find(self, folder: str, name: str) -> Reached:
         """One that is mapped."""
         with self._lock:
             found = self._mapped.get(folder, {}).get(name)
@@ -155,9 +166,11 @@ os.register_at_fork(after_in_child=_forked)
 
 @final
 class _ShmInlet:
-    def __init__(self, seat: _Seat, session: Session, plan: Plan, limit: float, *, aliases: bool) -> None:
+    def __init__(
+        self, seat: _Seat, session: Session, plan: Plan, limit: float, reach: Reach, *, aliases: bool
+    ) -> None:
         self._seat, self._session, self._plan, self._limit = seat, session, plan, limit
-        self._aliases, self._folder = aliases, str(Path(seat.path).parent)
+        self._reach, self._aliases, self._folder = reach, aliases, str(Path(seat.path).parent)
         self._lock = threading.Lock()
         self._wire: Packets | None = None
         self._stopped: str | None = None
@@ -173,13 +186,14 @@ class _ShmInlet:
         try:
             self._join(wire)
             beats.start()
+            self._reach.begin()
             yield self._frames(wire)
             if self._complete:
                 self._say(wire, "done")
             else:
-                self._leave(wire, "it stopped before the last bucket")
+                self._leave(wire, "it stopped before the last bucket", self._held())
         except BaseException as error:
-            self._leave(wire, f"{type(error).__name__}: {error}")
+            self._leave(wire, f"{type(error).__name__}: {error}", self._held())
             raise
         finally:
             over.set()
@@ -193,7 +207,7 @@ class _ShmInlet:
             self._stopped = self._stopped or _OVER
             wire = self._wire
         if wire is not None:
-            self._leave(wire, _OVER)
+            self._leave(wire, _OVER, _process.held(self._folder))
             wire.shut()
 
     # -- joining ----------------------------------------------------------------------------------------
@@ -255,9 +269,10 @@ class _ShmInlet:
                     views = layout.views(self._plan, bucket.index, whole)
             else:
                 data, lease = segment.lease(at, bucket.nbytes)
-            frame = Bucketful(bucket.index, data, views)
+            frame = Bucketful(bucket.index, data, views, self._reach.copy)
             del data, views
             yield frame
+            self._reach.finish()  # nothing of it is read any more, and not only nobody looks at it
             frame.expire()  # whoever loops over the buckets still refers to it
             self._bucket = -1
             if lease is not None:  # a version is not written again as long as anything refers to it
@@ -288,8 +303,8 @@ class _ShmInlet:
             if message is None:
                 why = self._stopped or "the trainer closed its connection, or was killed"
                 raise TransportError(f"rank {rank} gets no {what}: {why}")
-            if message["kind"] == "segment" and len(fds) == 1:
-                _process.map(self._folder, field(message, "id", str), field(message, "size", int), fds[0])
+            if message["kind"] == "segment":
+                self._map(message, fds)
                 continue
             for fd in fds:
                 os.close(fd)
@@ -298,6 +313,16 @@ class _ShmInlet:
             if message["kind"] != kind:
                 raise TransportError(f"the trainer says {message['kind']!r}, where {kind!r} is due")
             return message
+
+    def _map(self, message: Message, fds: list[int]) -> None:
+        handle = message.get("handle")
+        offer = Offer(tuple(fds), tuple(handle) if isinstance(handle, list) else ())
+        try:
+            name, size = field(message, "id", str), field(message, "size", int)
+        except TransportError:
+            self._reach.decline(offer)
+            raise
+        _process.map(self._folder, name, size, offer, self._reach)
 
     # -- saying -----------------------------------------------------------------------------------------
 
@@ -308,9 +333,17 @@ class _ShmInlet:
             why = self._stopped or error
             raise TransportError(f"rank {self._seat.rank} lost the trainer: {why}") from error
 
-    def _leave(self, wire: Packets, why: str) -> None:
+    def _held(self) -> list[str]:
+        """What this process may still read: also what a device has not read to its end."""
+        try:
+            self._reach.finish()
+        except Exception:  # noqa: BLE001 - it cannot be known, and why it leaves is told already
+            return _process.mapped(self._folder)
+        return _process.held(self._folder)
+
+    def _leave(self, wire: Packets, why: str, holds: list[str]) -> None:
         with contextlib.suppress(OSError):
-            wire.send("left", why=why[:500], bucket=self._bucket, holds=_process.held(self._folder))
+            wire.send("left", why=why[:500], bucket=self._bucket, holds=holds)
 
     def _beat(self, wire: Packets, over: threading.Event) -> None:
         while not over.wait(_BEAT):

@@ -11,58 +11,68 @@ So a buffer that somebody sits on is left to him, and another one is taken; how 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Generic, Protocol, TypeVar, final
 
 from ..fsm.errors import TransportError
-from .segment import Segment, refuse_without_room
+from .life import Life
+from .segment import Offer, refuse_without_room
 
-__all__ = ["Pool"]
+__all__ = ["Memory", "Pool"]
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
     """A process: how to know that it is dead, how it is called, and what it may read."""
 
-    pidfd: int | None
+    life: Life
     names: set[str] = field(default_factory=set)
     holds: set[str] = field(default_factory=set)
 
     def dead(self) -> bool:
-        if self.pidfd is None:
-            return False
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return self.life.over
+
+
+class Memory(Protocol):
+    """A piece of memory that the trainer writes, and hands to other processes."""
+
+    @property
+    def id(self) -> str:
+        """Its name, which no other one has."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+
+    def offer(self, process: str, pid: int) -> Offer:
+        """What a process needs to reach it. Each process is made an offer of its own."""
 
     def close(self) -> None:
-        if self.pidfd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self.pidfd)
-            self.pidfd = None
+        """Give it back, as far as this process is concerned. Whoever reads it goes on doing so."""
+
+
+M = TypeVar("M", bound=Memory)
 
 
 @final
-class Pool:
+class Pool(Generic[M]):
     """Not thread-safe: a round at a time uses it.
 
     Args:
         most: how many buffers of a whole version there may be.
+        make: makes memory of so many bytes.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._versions: list[Segment] = []
-        self._ring: Segment | None = None
-        self._spares: list[Segment] = []
+    def __init__(self, most: int, make: Callable[[int], M]) -> None:
+        self._most, self._make = most, make
+        self._versions: list[M] = []
+        self._ring: M | None = None
+        self._spares: list[M] = []
         self._holders: dict[str, _Holder] = {}
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[M]:
         """All that there are."""
         return [*self._versions, *([self._ring] if self._ring is not None else []), *self._spares]
 
@@ -72,16 +82,16 @@ class Pool:
         """A process has joined, as ``name``, and says what it holds."""
         holder = self._holders.get(process)
         if holder is None:
-            holder = self._holders[process] = _Holder(_pidfd(pid))
+            holder = self._holders[process] = _Holder(Life(pid))
         holder.names.add(name)
         holder.holds = set(holds)
 
-    def shown(self, process: str, segment: Segment) -> None:
+    def shown(self, process: str, segment: M) -> None:
         """From now on it may read this one."""
         if process in self._holders:
             self._holders[process].holds.add(segment.id)
 
-    def holding(self, segment: Segment) -> list[str]:
+    def holding(self, segment: M) -> list[str]:
         """The engines whose processes may read it."""
         self._forget_the_dead()
         return sorted(
@@ -97,11 +107,11 @@ class Pool:
 
     def _forget(self, processes: Iterable[str]) -> None:
         for process in processes:
-            self._holders.pop(process).close()
+            self._holders.pop(process).life.close()
 
     # -- buffers ------------------------------------------------------------------------------------------
 
-    def version(self, size: int, *, pair: bool = False) -> Segment:
+    def version(self, size: int, *, pair: bool = False) -> M:
         """A buffer for a whole version that nobody holds.
 
         Args:
@@ -131,23 +141,23 @@ class Pool:
         fresh = pair and not self._versions and self._most > 1
         if fresh:
             refuse_without_room(2 * size, "two buffers of a version")
-            self._versions.append(Segment(size))
-        self._versions.append(Segment(size))
+            self._versions.append(self._make(size))
+        self._versions.append(self._make(size))
         return self._versions[-1]
 
-    def ring(self, size: int) -> Segment:
+    def ring(self, size: int) -> M:
         """A ring of ``size`` bytes that nobody reads."""
         ring = self._ring
         if ring is not None and (ring.size != size or self.holding(ring)):
             self._ring = None
             ring.close()
         if self._ring is None:
-            self._ring = Segment(size)
+            self._ring = self._make(size)
         return self._ring
 
-    def spare(self, size: int) -> Segment:
+    def spare(self, size: int) -> M:
         """Memory in the place of a slot that somebody still reads, for this round."""
-        self._spares.append(Segment(size))
+        self._spares.append(self._make(size))
         return self._spares[-1]
 
     def begin(self) -> None:
@@ -158,7 +168,7 @@ class Pool:
         known = {segment.id for segment in self.segments}
         self._forget([process for process, holder in self._holders.items() if not holder.holds & known])
 
-    def released(self, process: str, segment: Segment) -> None:
+    def released(self, process: str, segment: M) -> None:
         """It does not read this one any more."""
         if process in self._holders:
             self._holders[process].holds.discard(segment.id)
@@ -169,14 +179,5 @@ class Pool:
             segment.close()
         self._versions, self._ring, self._spares = [], None, []
         for holder in self._holders.values():
-            holder.close()
+            holder.life.close()
         self._holders.clear()
-
-
-def _pidfd(pid: int) -> int | None:
-    """What becomes readable when the process ends; None if nothing can tell."""
-    if pid <= 0:
-        return None
-    with contextlib.suppress(OSError, AttributeError):
-        return os.pidfd_open(pid)
-    return None

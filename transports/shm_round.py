@@ -10,18 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Generic
 
 from ..fsm.contract import EngineLink, Port, Ticket
 from ..fsm.errors import EngineSilent, PortClosed, TransportError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.receipt import Participant
 from .bell import Bell
-from .octets import Octets
 from .receptions import Receptions
-from .segment import Segment
 from .shm_hub import Peer, ShmHub
 from .shm_inlet import NAME
-from .shm_pool import Pool
+from .shm_pool import M, Pool
 from .version_layout import layout_of
 
 __all__ = ["ShmRound"]
@@ -36,25 +35,26 @@ _GLANCE = 1.0
 """Seconds after which a wait asks again how long it may take."""
 
 
-class ShmRound:
+class ShmRound(Generic[M]):
     """What lives as long as one round. ``end`` may be called beside everything else.
 
     Args:
         pool: the memory, which outlives the round.
         slots: how many buckets a ring holds at once.
+        name: under which engines find the receiving half.
     """
 
-    def __init__(self, pool: Pool, slots: int) -> None:
+    def __init__(self, pool: Pool[M], slots: int, name: str = NAME) -> None:
         self.bell = Bell()
         self.receptions = Receptions(self.bell)
         self.whole = False
-        self._pool, self._slots = pool, slots
+        self._pool, self._slots, self._name = pool, slots, name
         self._ranks: dict[int, Participant] = {}
         self._hub: ShmHub | None = None
         self._lock = threading.Lock()
         self._ended = False
-        self._segment: Segment | None = None
-        self._spares: dict[int, Segment] = {}
+        self._segment: M | None = None
+        self._spares: dict[int, M] = {}
         self._slot_size = 0
         self._out: set[Participant] = set()
         self._beats = 0
@@ -99,7 +99,7 @@ class ShmRound:
                 return
             values = {"path": str(hub.path), "secret": hub.secret, "fingerprint": plan.fingerprint}
             numbers = {"first": first[engine], "ranks": engine.ranks, "rank": 0}
-            self.receptions.start(engine, link, Ticket(NAME, {**values, **numbers}), port)
+            self.receptions.start(engine, link, Ticket(self._name, {**values, **numbers}), port)
 
     def await_joined(self, port: Port) -> None:
         """Wait until every rank that counts has joined."""
@@ -123,14 +123,14 @@ class ShmRound:
             self._segment = self._pool.ring(self._slot_size * min(self._slots, len(plan.buckets)))
         self._hand_over(self._segment)
 
-    def _hand_over(self, segment: Segment) -> None:
-        self.hub.hand_over(segment.id, segment.size, segment.fd)
+    def _hand_over(self, segment: M) -> None:
+        self.hub.hand_over(segment)
         for peer in self.hub.counting.values():
             self._pool.shown(peer.process, segment)
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def room(self, plan: Plan, bucket: Bucket, port: Port) -> tuple[Segment, int]:
+    def room(self, plan: Plan, bucket: Bucket, port: Port) -> tuple[M, int]:
         """Where ``bucket`` is to be written, when nobody reads there any more; the segment, and where in it.
 
         Raises:
@@ -151,13 +151,9 @@ class ShmRound:
         spare = self._spares.get(slot)
         return (segment, slot * self._slot_size) if spare is None else (spare, 0)
 
-    def show(self, bucket: int, segment: Segment, at: int) -> None:
+    def show(self, bucket: int, segment: M, at: int) -> None:
         """Tell every rank that counts where the bucket lies."""
         self.hub.tell("bucket", bucket=bucket, segment=segment.id, at=at, whole=self.whole)
-
-    def octets(self, segment: Segment, at: int, size: int) -> Octets:
-        """The memory itself."""
-        return segment.octets[at : at + size]
 
     def look(self, port: Port) -> float | None:
         """Fire new losses, and note signs of life. Hands back when it wants to look again, in seconds."""

@@ -159,7 +159,7 @@ def signs_of_life_count_for_ever() -> None:
     """Whoever says that it lives is waited for."""
     begin = ShmRound.begin
 
-    def endless(self: ShmRound, port: Any) -> None:
+    def endless(self: Any, port: Any) -> None:
         begin(self, port)
         self._patience = 1e9
 
