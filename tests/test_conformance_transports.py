@@ -6,6 +6,7 @@ import pytest
 import ray
 
 from casekit.objectside import JOIN, joined_inlet
+from standin import standin_inlet, standin_ring
 from weightsync.fsm.contract import InletFactory, Transport
 from weightsync.testing.conformance import Check, TransportConformance, TransportUnderTest
 from weightsync.transports.collective import CollectiveTransport, collective_inlet
@@ -56,6 +57,16 @@ class TestSharedMemoryPublish(TransportConformance):
         return aliasing_shm_inlet
 
 
+class TestDeviceRing(TransportConformance):
+    def transport(self) -> Transport:
+        """The ring in memory of a device, of one that copies only when it is waited for."""
+        return standin_ring()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return standin_inlet
+
+
 class _InProcesses(TransportConformance):
     """Only what processes show that threads cannot: death, for real."""
 
@@ -102,6 +113,27 @@ class TestSharedMemoryPublishInProcesses(_InProcesses):
     def inlet(self) -> InletFactory:
         """Its receiving half."""
         return aliasing_shm_inlet
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+class TestDeviceRingInProcesses(TransportConformance):
+    """Blocks that are exported and opened for real; what the protocol does is tried above."""
+
+    processes = True
+
+    def checks(self) -> Sequence[Check[TransportUnderTest]]:
+        """What depends on the memory."""
+        wanted = ("good", "dtypes", "nothing-left", "die-at-bucket-2", "die-at-released", "stopped-at-abort")
+        return [check for check in super().checks() if check.name.startswith(wanted)]
+
+    def transport(self) -> Transport:
+        """The ring."""
+        return standin_ring()
+
+    def inlet(self) -> InletFactory:
+        """Its receiving half."""
+        return standin_inlet
 
 
 @pytest.mark.slow

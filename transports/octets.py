@@ -33,7 +33,9 @@ from numpy.typing import NDArray
 
 from ..fsm.errors import PlanError
 
-__all__ = ["Cast", "Octets", "Source", "address", "dtype_name", "flat", "read", "span", "write"]
+__all__ = [
+    "Cast", "Octets", "Source", "address", "boxes_beside", "dtype_name", "flat", "read", "span", "write",
+]  # fmt: skip
 
 Octets = NDArray[np.uint8]
 
@@ -197,13 +199,22 @@ def _boxes_beside(
     """Boxes of ``tensor``, each with the part of ``octets`` that belongs to it, in the same shape."""
     if not octets.size:
         return
-    grain = math.gcd(8, tensor.element_size(), start, stop, octets.ctypes.data)
+    yield from boxes_beside(tensor, start, stop, torch.from_numpy(octets))
+
+
+def boxes_beside(
+    tensor: torch.Tensor, start: int, stop: int, line: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same for bytes that are a flat tensor, on any device: both of a pair are of the same integers."""
+    grain = math.gcd(8, tensor.element_size(), start, stop, line.data_ptr(), line.storage_offset())
     bits = tensor.detach()
-    if grain < tensor.element_size() or not tensor.dim():
+    if bits.is_contiguous():
+        bits = bits.as_strided((bits.numel(),), (1,))
+    elif grain < tensor.element_size() or not tensor.dim():
         # One more dimension, of step 1: so every tensor can be viewed as smaller words, whatever its strides.
         bits = bits.unsqueeze(-1)
     words = bits.view(_WORDS[grain])
-    line = torch.from_numpy(octets).view(_WORDS[grain])
+    line = line.view(_WORDS[grain])
     for box, place in _boxes(words, start // grain, stop // grain):
         yield box, line[place : place + box.numel()].view(box.shape)
 

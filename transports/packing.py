@@ -7,7 +7,7 @@ kept is the logical order of the elements. Padding between pieces is neither wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import memmove  # which lets other threads go on
 from typing import Any
 
@@ -17,10 +17,12 @@ import torch
 from ..fsm.contract import Bucketful
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Bucket, Plan
-from ..fsm.tensors import TensorSpec
-from .octets import Octets, Source, address, dtype_name, read, write
+from ..fsm.tensors import TensorSpec, has_memory
+from .octets import CHUNK, Cast, Octets, Source, address, boxes_beside, dtype_name, read, write
 
-__all__ = ["pack", "unpack"]
+__all__ = ["pack", "pack_by", "unpack"]
+
+_Copy = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, Source], buffer: Octets) -> None:
@@ -57,6 +59,9 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
     """
     if not 0 <= bucket.index < len(plan.buckets):
         raise TransportError(f"bucket {bucket.index} arrived, but the plan has only {len(plan.buckets)}")
+    if bucket.copy is not None:
+        _unpack_by(bucket.copy, plan, plan.buckets[bucket.index], bucket.data, into)
+        return
     planned, octets = plan.buckets[bucket.index], _octets(bucket.data)
     if octets.size != planned.nbytes:
         raise TransportError(f"bucket {bucket.index} arrived with {octets.size} bytes, not {planned.nbytes}")
@@ -72,6 +77,68 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
             continue
         _check_writable(spec.name, tensor)
         write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
+
+
+# -- by a device ---------------------------------------------------------------------------------------------
+
+
+def pack_by(
+    copy: _Copy, plan: Plan, bucket: Bucket, tensors: Mapping[str, Source], buffer: torch.Tensor
+) -> None:
+    """Write ``bucket`` into flat bytes on a device, by copies that may be done later than this is back.
+
+    What is to be cast is cast in this process's memory: a device makes other bits of a NaN, and it is this
+    memory's bytes that are digested.
+
+    Raises:
+        PlanError: a tensor is missing, is no longer what the plan says, or has no memory.
+    """
+    for piece in bucket.pieces:
+        if piece.start == piece.stop:
+            continue
+        spec = plan.tensors[piece.tensor]
+        tensor, part = _fitting(spec, tensors, Source), buffer[piece.offset : piece.offset + piece.nbytes]
+        if isinstance(tensor, Cast):
+            for start, numbers in _cast(tensor, piece.start, piece.stop):
+                copy(part[start - piece.start :][: numbers.numel()], numbers)
+            continue
+        _check_memory(spec.name, tensor)
+        for box, place in boxes_beside(tensor, piece.start, piece.stop, part):
+            copy(place, box)
+
+
+def _cast(cast: Cast, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """The bytes of a range, in memory of their own, chunk by chunk, with where each begins."""
+    while start < stop:
+        end = min((start // CHUNK + 1) * CHUNK, stop)
+        octets = np.empty(end - start, dtype=np.uint8)
+        read(cast, start, end, octets)
+        yield start, torch.from_numpy(octets)
+        start = end
+
+
+def _unpack_by(copy: _Copy, plan: Plan, bucket: Bucket, data: Any, into: Mapping[str, Any]) -> None:
+    """Write every piece of flat bytes on a device to where it belongs. The copies may be done later."""
+    if data.numel() != bucket.nbytes:
+        raise TransportError(f"bucket {bucket.index} arrived with {data.numel()} bytes, not {bucket.nbytes}")
+    for piece in bucket.pieces:
+        if piece.start == piece.stop:
+            continue
+        spec = plan.tensors[piece.tensor]
+        tensor = _fitting(spec, into, torch.Tensor)
+        _check_writable(spec.name, tensor)
+        _check_memory(spec.name, tensor)
+        part = data[piece.offset : piece.offset + piece.nbytes]
+        for box, place in boxes_beside(tensor, piece.start, piece.stop, part):
+            copy(box, place)
+
+
+def _check_memory(name: str, tensor: torch.Tensor) -> None:
+    if not has_memory(tensor):
+        raise PlanError(f"tensor {name!r}: its memory was given away, its storage was resized")
+
+
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def _octets(data: Any) -> Octets:
