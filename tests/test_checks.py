@@ -88,8 +88,14 @@ def test_engines(engines: Any, line: str) -> None:
         ({"ledger": 5}, "WeightSync(ledger=5): the path of a file is needed, or a keeper"),
         ({"policy": {"deadline": 5}}, "WeightSync(policy=<dict>): a Policy is needed"),
         ({"policy": 60}, "WeightSync(policy=60): a Policy is needed, such as Policy(deadline=60)"),
-        ({"transport": 5}, "WeightSync(transport=5): 'auto', 'memory', 'collective', 'shm' or 'objects'"),
-        ({"transport": None}, "WeightSync(transport=None): 'auto', 'memory', 'collective', 'shm' or"),
+        (
+            {"transport": 5},
+            "WeightSync(transport=5): 'auto', 'memory', 'collective', 'shm', 'cuda_ipc' or 'objects'",
+        ),
+        (
+            {"transport": None},
+            "WeightSync(transport=None): 'auto', 'memory', 'collective', 'shm', 'cuda_ipc' or",
+        ),
         ({"transport": FakeTransport}, "WeightSync(transport=<class FakeTransport>): 'auto', 'memory"),
         ({"transport": "nccl"}, "no transport is called 'nccl'; there are: auto, memory"),
         ({"handlers": 5}, "WeightSync(handlers=5): a list of handlers is needed: handlers=[...]"),

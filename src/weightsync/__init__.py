@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .sync import Pending as Pending
     from .sync import WeightSync as WeightSync
     from .transports.collective import CollectiveTransport as CollectiveTransport
+    from .transports.cuda_ipc import CudaIpcTransport as CudaIpcTransport
     from .transports.memory import MemoryTransport as MemoryTransport
     from .transports.objects import ObjectStoreTransport as ObjectStoreTransport
     from .transports.shm import SharedMemoryTransport as SharedMemoryTransport
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CollectiveTransport": ".transports.collective",
+    "CudaIpcTransport": ".transports.cuda_ipc",
     "Disposition": ".fsm.states",
     "EngineRow": ".fsm.results",
     "EngineState": ".fsm.states",

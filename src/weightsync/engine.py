@@ -25,12 +25,14 @@ def inlets(*, aliases: bool = False) -> dict[str, InletFactory]:
         aliases: for an engine that can use the trainer's buffer as its weights.
     """
     from .transports.collective import collective_inlet
+    from .transports.cuda_ipc import cuda_ipc_inlet
     from .transports.memory import memory_inlet
     from .transports.objects_inlet import objects_inlet
     from .transports.shm import aliasing_shm_inlet, shm_inlet
 
     return {
         "collective": collective_inlet,
+        "cuda_ipc": cuda_ipc_inlet,
         "memory": memory_inlet,
         "objects": objects_inlet,
         "shm": aliasing_shm_inlet if aliases else shm_inlet,

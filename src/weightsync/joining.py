@@ -30,7 +30,7 @@ _TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
 _LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
 _LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
-TRANSPORTS = ("auto", "memory", "collective", "shm", "objects")
+TRANSPORTS = ("auto", "memory", "collective", "shm", "cuda_ipc", "objects")
 """The transports that can be named."""
 
 
@@ -112,6 +112,10 @@ def transport_for(transport: str | Transport, policy: Policy | None = None) -> T
         from .transports.shm import SharedMemoryTransport
 
         return SharedMemoryTransport()
+    if transport == "cuda_ipc":
+        from .transports.cuda_ipc import CudaIpcTransport
+
+        return CudaIpcTransport()
     if transport == "objects":
         from .transports.objects import ObjectStoreTransport
 

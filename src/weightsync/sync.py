@@ -43,7 +43,7 @@ class WeightSync:
     Args:
         engines: links to the engines, e.g. ``RayEngine(actor)`` or ``LocalEngine(receiver)``.
         transport: ``"auto"``: by where the engines are, ``"memory"``, ``"shm"`` or ``"collective"``; one of
-            these or ``"objects"``, or an object that implements ``Transport``.
+            these, ``"cuda_ipc"`` or ``"objects"``, or an object that implements ``Transport``.
         policy: what the user decides.
         handlers: executors (``prepare`` and ``clean``) and observers (callables), in their order.
         lock: a lock keeper, or the name of one shared by every trainer of the Ray cluster. By default a

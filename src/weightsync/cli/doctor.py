@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,8 +36,16 @@ _TRANSPORTS = {
     "memory": (("torch", "xxhash"), "engines in this process"),
     "collective": (("torch", "numpy", "xxhash"), "engines in processes of their own (gloo)"),
     "shm": (("torch", "numpy", "xxhash", "msgpack"), "engines in processes of this host, by shared memory"),
+    "cuda_ipc": (
+        ("torch", "numpy", "xxhash", "msgpack"),
+        "engines on GPUs of this host, by CUDA IPC; not run on a GPU so far",
+    ),
     "objects": (("torch", "numpy", "xxhash", "ray"), "engines in Ray actors, by Ray's object store"),
 }
+
+
+_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What a driver for a GPU makes: CUDA, ROCm, and CUDA in WSL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +102,23 @@ def findings() -> Iterator[Finding]:
             yield Finding(f"transport {name}", "no", "", "not part of this version")
         elif lacking:
             yield Finding(f"transport {name}", "no", "", f"needs {', '.join(lacking)}")
+        elif name == "cuda_ipc" and _no_gpu():
+            yield Finding(f"transport {name}", "no", "", _no_gpu())
         else:
             yield Finding(f"transport {name}", "ok", "", purpose)
+
+
+def _no_gpu() -> str:
+    """Why nothing here can run on a GPU, as far as it can be known without torch."""
+    if (_version("torch") or "").endswith("+cpu"):
+        return "this torch is built without CUDA"
+    if not any(map(_device, _DEVICES)):
+        return "no GPU is to be seen here"
+    return ""
+
+
+def _device(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - one question, of a path that is no folder's
 
 
 def _version(name: str) -> str | None:

@@ -1,0 +1,17 @@
+"""The ring in device memory has teeth: a fault that is brought back makes a test fail, by an assertion."""
+
+import pytest
+
+from devicemutants import MUTANTS
+from mutantrun import killed
+
+pytestmark = [pytest.mark.mutation, pytest.mark.timeout(150)]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_mutant_dies(mutant: str) -> None:
+    """The test notices, and says so by an assertion."""
+    kill = killed(
+        "devicemutants", "DEVICE_MUTANT", mutant, f"device_ring.py::{MUTANTS[mutant][1]}", seconds=140
+    )
+    print(f"device > {mutant} > {kill}")  # noqa: T201 - how it was noticed
