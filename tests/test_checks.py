@@ -216,6 +216,10 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
         "SharedMemoryTransport(mode='both'): choose from 'auto', 'publish', 'ring'",
     ),
     (
+        lambda: weightsync.CudaIpcTransport(slots=0),
+        "CudaIpcTransport(slots=0): a whole number of at least 1 is needed",
+    ),
+    (
         lambda: weightsync.SharedMemoryTransport(slots=0),
         "SharedMemoryTransport(slots=0): a whole number of at least 1 is needed",
     ),
