@@ -153,15 +153,16 @@ class TestOrder:
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
-        st.lists(
+        faults=st.lists(
             st.tuples(
                 st.sampled_from(["receive", "frame", "apply", "applied", "release", "acked", "commit"]),
-                st.integers(0, 2), st.integers(0, len(NAMES) - 1),
+                st.integers(0, 2),
+                st.integers(0, len(NAMES) - 1),
             ),
             max_size=3,
         ),
-        st.sampled_from(["ring", "publish"]),
-    )  # fmt: skip
+        mode=st.sampled_from(["ring", "publish"]),
+    )
     def test_each_bucket_is_acknowledged_once_and_in_turn(
         self,
         faults: list[tuple[str, int, int]],
