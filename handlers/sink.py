@@ -28,6 +28,7 @@ from ..fsm import checks
 from ..fsm.errors import EngineError, PlanError, SetupError
 from ..fsm.plan import Plan
 from ..fsm.tensors import TensorSpec, diff, has_memory, spec
+from .read_only import ReadOnly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +90,7 @@ class _Live:
             for name, tensor in tensors.items()
             if name in covered or _place(tensor) not in sent
         ]
-        if lines := _unwritable(tensors):  # no plan is to blame for that
+        if lines := _unwritable(tensors) + self._forbidden(tensors):  # no plan is to blame for that
             raise EngineError(_summary(lines))
         lines = [str(each) for each in diff(plan.tensors, held, ties=plan.ties)]
         lines += _torn_ties(tensors, covered)
@@ -97,6 +98,16 @@ class _Live:
         if lines:
             raise PlanError(_summary(lines))
         self._checked = now
+
+    def _forbidden(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Tensors in memory that is everybody's: to write there would end the process."""
+        shared = ReadOnly()
+        return [
+            f"tensor {name!r}: it lies in memory that was handed over with aliases=True, and that nobody may "
+            "write; serve it with aliases=True or swaps=True, or give it memory of its own (clone)"
+            for name, tensor in tensors.items()
+            if tensor.is_cpu and tensor.numel() and tensor.data_ptr() in shared
+        ]
 
     def live(self, plan: Plan) -> dict[str, Tensor]:
         """The tensors that the engine samples with, by the names of ``plan.tensors``."""

@@ -12,7 +12,8 @@ his process (SIGSEGV) without a word from Python. An engine that trains, quantis
 or keeps running statistics does not alias.
 
 Whatever cannot be exchanged is copied: tensors on a device, tensors that are not contiguous, and tensors that
-are a part of something larger, such as a fused weight, whose other parts would be left behind.
+are a part of something larger, such as a fused weight, whose other parts would be left behind. What is the
+very same memory under another name goes along, whether that name is sent or not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..fsm.errors import EngineError
 from ..fsm.plan import Plan
+from .read_only import ReadOnly
 from .sink import Held, StagingSink, copy_bits, refuse_lost
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class SwapSink(StagingSink):
         self._adopted: dict[str, Tensor] = {}
         self._known: tuple[object, ...] = ()
         self._swappable: frozenset[str] = frozenset()
+        self._twins: dict[str, tuple[str, ...]] = {}
         self._swapped: dict[str, int] = {}
         self._shared: set[str] = set()
 
@@ -56,10 +60,38 @@ class SwapSink(StagingSink):
         self._into = dict(super().open(plan))
         if self._known is not self._checked:
             self._known = self._checked
-            self._swappable = frozenset(
-                name for name, live in self._copies(plan).items() if all(map(self._can_swap, live))
-            )
+            self._look(plan)
         return self._into
+
+    def _look(self, plan: Plan) -> None:
+        """Which tensors can be exchanged, and which go with them."""
+        tensors, shared = self._tensors(), ReadOnly()
+        for name, tensor in tensors.items():
+            if tensor.device.type == "cpu" and tensor.data_ptr() in shared:  # put there by another one of us
+                self._swapped[name] = tensor.data_ptr()
+                self._shared.add(name)
+        overlapping = _overlapping({name: self._extent(name, each) for name, each in tensors.items()})
+        self._twins = {
+            name: tuple(each for each in names if _same(tensors[each], tensors[name]))
+            for name, names in overlapping.items()
+        }
+        whole = {name for name, names in overlapping.items() if len(self._twins[name]) == len(names)}
+        for name in sorted(overlapping.keys() - whole):
+            if name in self._shared and self._is_swapped(name, tensors[name]):
+                raise EngineError(
+                    f"tensor {name!r}: another one is a part of it, in memory that nobody may write: give "
+                    "both memory of their own (clone)"
+                )
+        apart = {name for name in tensors if name in whole or name not in overlapping}
+        self._swappable = frozenset(
+            of
+            for of in {*self._names(plan).values()}
+            if all(
+                name in apart and _can_swap(tensors[name])
+                for name, other in self._names(plan).items()
+                if other == of and name in tensors
+            )
+        )
 
     def adopt(self, views: Mapping[str, Tensor]) -> None:
         """Keep these beside the live weights, or copy what cannot be exchanged."""
@@ -82,10 +114,21 @@ class SwapSink(StagingSink):
                     self._swap(name, live, self._adopted[of], shared=True)
                 elif of in self._swappable:
                     self._exchange(name, of, live)
+                elif name in self._shared and self._is_swapped(name, live):
+                    # Not written: it is everybody's memory.
+                    self._swap(name, live, self._into[of].clone(), shared=False)
                 else:
                     refuse_lost(name, live)
                     copy_bits(live, self._into[of])
+                    continue
+                self._follow(name, live, tensors)
         self._torn -= self._names(plan).keys()
+
+    def _follow(self, name: str, live: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Whatever was the same memory is so again, whether the plan names it or not."""
+        for other in self._twins.get(name, ()):
+            if tensors[other] is not live:
+                self._swap(other, tensors[other], live.detach(), shared=name in self._shared)
 
     def _exchange(self, name: str, of: str, live: Tensor) -> None:
         """Give it what was written, and write to its own memory next time, unless that is everybody's."""
@@ -104,6 +147,10 @@ class SwapSink(StagingSink):
         self._swapped[name] = memory.data_ptr()
         (self._shared.add if shared else self._shared.discard)(name)
 
+    def _forbidden(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """None: nothing is written there, it is exchanged."""
+        return []
+
     def _mark(self, name: str, tensor: Tensor) -> tuple[object, ...]:
         if self._is_swapped(name, tensor):  # where it lies changes with every version
             return (tensor.dtype, tensor.shape, tensor.stride())
@@ -112,9 +159,39 @@ class SwapSink(StagingSink):
     def _is_swapped(self, name: str, tensor: Tensor) -> bool:
         return tensor.data_ptr() == self._swapped.get(name, -1)
 
-    def _can_swap(self, tensor: Tensor) -> bool:
-        """Whether it is alone in its memory, or in what it got by an earlier swap."""
-        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_inference():
-            return False
-        alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        return alone or tensor.data_ptr() in self._swapped.values()
+    def _extent(self, name: str, tensor: Tensor) -> tuple[int, int]:
+        """From where to where its memory is: all of its storage, unless that is more than it was given."""
+        if tensor.device.type != "cpu" or not tensor.numel():
+            return (0, 0)
+        if self._is_swapped(name, tensor):
+            return (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())
+        storage = tensor.untyped_storage()
+        return (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+def _can_swap(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_inference()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same elements of the same memory."""
+    return (one.data_ptr(), one.shape, one.dtype, one.stride()) == (
+        other.data_ptr(), other.shape, other.dtype, other.stride(),
+    )  # fmt: skip
+
+
+def _overlapping(extents: Mapping[str, tuple[int, int]]) -> dict[str, tuple[str, ...]]:
+    """By name, all names in whose memory it lies, its own included; of one alone nothing is told."""
+    found: dict[str, tuple[str, ...]] = {}
+    group: list[str] = []
+    reached = 0
+    for name, (start, end) in sorted(extents.items(), key=lambda each: each[1]):
+        if start == end:
+            continue
+        if start >= reached:
+            group = []
+        group.append(name)
+        reached = max(reached, end) if len(group) > 1 else end
+        if len(group) > 1:
+            found |= dict.fromkeys(group, tuple(group))
+    return found

@@ -171,8 +171,10 @@ def test_a_limit_of_the_control_group_counts(monkeypatch: pytest.MonkeyPatch, tm
     """A container has less than its host."""
     (tmp_path / "memory.max").write_text("1000000")
     (tmp_path / "memory.current").write_text("400000")
-    monkeypatch.setattr(module, "_control_group", lambda: tmp_path)
+    monkeypatch.setattr(module, "_control_groups", lambda: [tmp_path])
     assert available_memory() == 600000
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 200000\nactive_file 50000\n")
+    assert available_memory() == 850000, "files that are in memory for convenience give way"
     (tmp_path / "memory.max").write_text("max")
     unlimited = available_memory()
     assert unlimited is not None

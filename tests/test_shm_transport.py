@@ -1,11 +1,16 @@
 """Shared memory, with engines in threads: who may write when, what ends whom, and what is left behind."""
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
+import shutil
+import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -356,6 +361,22 @@ class TestLosses:
             own[1].arm("apply", Sleep(2.5), 1)
             assert bench.run(state(5.0)).ok
 
+    @pytest.mark.parametrize("quorum", [False, True])
+    def test_a_version_of_many_buckets_and_an_engine_that_is_behind(self, *, quorum: bool) -> None:
+        """Words that it does not take do not stop the sender: it is waited for, or lost by its name."""
+        model = {f"w{number}": torch.full((16,), float(number)) for number in range(150)}
+        held = [{name: torch.zeros(16) for name in model} for _ in range(2)]
+        own = [InThreads(f"e{number}", each) for number, each in enumerate(held)]
+        more: dict[str, Any] = {"rest": 0.01, "longest_rest": 0.01, **GO_ON} if quorum else {}
+        policy = quick(bucket_bytes=64, deadline=12.0, engine_limit=1.0, **more)
+        stuck = Block()
+        with Bench(own, SharedMemoryTransport(mode="publish"), policy=policy) as bench:
+            own[1].arm("apply", stuck if quorum else Sleep(2.0), 0)
+            result = bench.run(model)
+            stuck.going.set()
+            assert result.outcome is (Outcome.partial if quorum else Outcome.complete), result.summary()
+            assert same(held[0], model)
+
     def test_a_fenced_reader_keeps_its_slot(self) -> None:
         """It still looks at a bucket when the round has gone on: it sees the bytes that it was shown."""
         own = engines("e0", "e1")
@@ -566,7 +587,7 @@ class TestLimits:
     """Sizes, numbers and values that do not fit."""
 
     @pytest.mark.parametrize(
-        "given", [{"mode": "both"}, {"slots": 0}, {"slots": 1.5}, {"buffers": 0}, {"buffers": True}], ids=str
+        "given", [{"mode": "both"}, {"slots": 0}, {"slots": 1.5}, {"buffers": 1}, {"buffers": True}], ids=str
     )
     def test_a_value_that_is_none(self, given: dict[str, Any]) -> None:
         """In one line that says what to give instead."""
@@ -660,6 +681,77 @@ class TestFolders:
             folder.close()
             assert not folder.path.exists()
             assert not inhabited(folder.path)
+
+    def test_it_is_locked_before_others_can_find_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever looks for what nobody holds, never sees one that is just being made."""
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        seen: list[str] = []
+        lock = fcntl.flock
+
+        def looking(fd: int, how: int) -> None:
+            seen.extend(each.name for each in tmp_path.iterdir())
+            lock(fd, how)
+
+        monkeypatch.setattr(fcntl, "flock", looking)
+        folder = PrivateFolder("weightsync-shm-")
+        assert seen
+        assert all(name.startswith(".") for name in seen)
+        assert folder.path.name.startswith("weightsync-shm-")
+        folder.close()
+
+    def test_a_folder_that_was_cleaned_away_is_made_again(self) -> None:
+        """With other memory: what engines hold of the one before stays theirs."""
+        own = engines("e0", aliases=True)
+        transport = SharedMemoryTransport()
+        with WeightSync([own[0].link], transport, policy=quick()) as sync:
+            sync.on_train_begin(state(1.0)).require()
+            kept = {name: tensor.detach()[...] for name, tensor in tensors_in(own[0].held).items()}
+            assert transport._folder is not None
+            shutil.rmtree(transport._folder.path)
+            for step in (1, 2, 3, 4):
+                assert sync.on_step_end(step, state(1.0 + step)).ok  # type: ignore[union-attr]
+            assert same(tensors_in(own[0].held), state(5.0))
+            assert same(kept, state(1.0))
+
+    def test_a_temporary_folder_with_a_long_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A socket's path has its limit: it lies elsewhere then."""
+        long = tmp_path / ("x" * 120)
+        long.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(long))
+        with Bench(engines("e0"), SharedMemoryTransport()) as bench:
+            bench.works()
+
+
+FORKED = """
+import os, sys, torch
+from weightsync import LocalEngine, Policy, SharedMemoryTransport, WeightSync, receiver_for
+held = {"w": torch.zeros(4096)}
+with WeightSync(
+    [LocalEngine(receiver_for(held, "e0", aliases=True))], SharedMemoryTransport(), policy=Policy(deadline=20)
+) as sync:
+    sync.on_train_begin({"w": torch.ones(4096)}).require()
+    child = os.fork()
+    if not child:
+        sync.close()  # it is its parent's
+        print("child reads", float(held["w"][5]), flush=True)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    for step in range(1, 4):
+        sync.on_step_end(step, {"w": torch.ones(4096) + step}).require()
+    print("child ended by", os.WTERMSIG(status), "parent has", float(held["w"][5]), flush=True)
+"""
+
+
+def test_a_forked_child_sees_none_of_it() -> None:
+    """It would see the bytes change: its views are counted nowhere. So it has none, which ends it at once."""
+    run = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=80, check=False
+    )
+    assert run.stdout == f"child ended by {signal.SIGSEGV.value} parent has 4.0\n", run.stderr
 
 
 def test_two_trainers_of_one_process_do_not_disturb_each_other() -> None:

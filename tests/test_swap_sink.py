@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from weightsync import LocalEngine, Policy, SetupError, WeightSync, receiver_for
+from weightsync.fsm.errors import EngineError
 from weightsync.fsm.plan import Plan
+from weightsync.handlers.sink import InPlaceSink, StagingSink
 from weightsync.handlers.swap_sink import SwapSink
 from weightsync.transports.segment import Mapped, Segment
 from weightsync.transports.shm import SharedMemoryTransport
@@ -226,3 +228,68 @@ def test_all_kinds_in_one_round(engines: list[LocalEngine]) -> None:
                 for engine in engines:
                     held = engine.receiver._sink.live(plan_of(state(0.0)))
                     assert held["a"].unique().tolist() == [float(step)]
+
+
+class TestSharedStorage:
+    """Names that are one memory, whichever of them is sent."""
+
+    @pytest.mark.parametrize("how", ["aliases", "swaps"])
+    def test_a_name_that_is_not_sent_goes_along(self, how: str) -> None:
+        """Tied by their storage, as different tensors; the trainer has the one name only."""
+        emb = nn.Parameter(torch.zeros(6, 2))
+        held = {"emb.weight": emb, "head.weight": nn.Parameter(emb.data), "b": nn.Parameter(torch.zeros(3))}
+        sink = SwapSink(held, aliases=how == "aliases")
+        for value in (1.0, 2.0, 3.0, 4.0):
+            new = {"emb.weight": torch.full((6, 2), value), "b": torch.full((3,), value)}
+            handed_over(sink, Memory(new)) if how == "aliases" else written(sink, new)
+            assert held["head.weight"].data_ptr() == held["emb.weight"].data_ptr()
+            assert held["head.weight"].unique().tolist() == [value]
+
+    @pytest.mark.parametrize("how", ["aliases", "swaps"])
+    def test_a_part_of_another_tensor_is_written_where_it_lies(self, how: str) -> None:
+        """Neither is exchanged, so that both stay what they are to each other."""
+        a = torch.zeros(8)
+        held = {"a": a, "b": a[:4], "c": torch.zeros(2)}
+        sink = SwapSink(held, aliases=how == "aliases")
+        source = TorchWeights.of({"a": torch.arange(8.0), "c": torch.ones(2)})
+        plan = source.plan(1 << 20)
+        sink._checked = (
+            plan.fingerprint,
+        )  # a plan that leaves a part out is partial, which is checked elsewhere
+        for value in (1.0, 2.0):
+            into = sink.open(plan)
+            into["a"].fill_(value)
+            into["c"].fill_(value)
+            sink.commit(plan)
+            assert held["a"].data_ptr() == held["b"].data_ptr() == a.data_ptr()
+            assert held["b"].tolist() == [value] * 4
+
+
+class TestServedAnew:
+    """Another sink over weights that lie in memory that nobody may write."""
+
+    def test_one_that_exchanges_takes_them_over(self) -> None:
+        """It sees where they lie, and writes nowhere there."""
+        held = state(0.0)
+        memory = Memory(state(1.0))
+        handed_over(SwapSink(held, aliases=True), memory)
+        for aliases in (True, False):
+            sink = SwapSink(held, aliases=aliases)
+            for value in (2.0, 3.0):
+                written(sink, state(value))
+                assert torch.equal(held["a"], torch.full((4, 3), value))
+            handed_over(SwapSink(held, aliases=True), memory)
+
+    @pytest.mark.parametrize("make", [StagingSink, InPlaceSink])
+    def test_one_that_would_write_there_refuses(self, make: type[StagingSink] | type[InPlaceSink]) -> None:
+        """In one line, in the place of the end of the process."""
+        held = state(0.0)
+        memory = Memory(state(1.0))
+        handed_over(SwapSink(held, aliases=True), memory)
+        with pytest.raises(
+            EngineError, match="'a': it lies in memory that was handed over with aliases=True"
+        ):
+            make(held).check(memory.plan)
+        for name in ("a", "b"):
+            held[name].data = held[name].clone()
+        make(held).check(memory.plan)

@@ -142,9 +142,17 @@ class NearTransport(ABC, Generic[M]):
                 self._folder = None
 
     def _place(self) -> Path:
+        if self._folder is not None and not self._folder.there:
+            # Engines know the memory by the folder: what they hold stays theirs, and other memory is made.
+            self._pool.close()
+            self._folder.close()
+            self._folder = None
         if self._folder is None:
             try:
                 self._folder = PrivateFolder(_PREFIX)
             except OSError as error:
-                raise TransportError(f"there can be no folder for the round's endpoint: {error}") from error
+                raise TransportError(
+                    f"there can be no folder for the round's endpoint: {error}; set TMPDIR to one that can "
+                    'be written, or take transport="collective"'
+                ) from error
         return self._folder.path

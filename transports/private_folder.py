@@ -19,6 +19,8 @@ from typing import final
 __all__ = ["PrivateFolder", "inhabited"]
 
 _LOCK = "lock"
+_LONGEST_PATH = 107
+"""Bytes of a socket's path."""
 
 
 @final
@@ -33,12 +35,19 @@ class PrivateFolder:
     """
 
     def __init__(self, prefix: str) -> None:
-        place = Path(tempfile.gettempdir())
+        place = _place(prefix)
         _reclaim(place, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # 0700
+        # Locked before it has the name by which others look for what nobody holds.
+        new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))  # 0700
         self._process = os.getpid()
-        self._fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self.path = new.rename(new.with_name(new.name[1:]))
+
+    @property
+    def there(self) -> bool:
+        """Whether nobody has taken it away, as those do who clean up after others."""
+        return (self.path / _LOCK).exists()
 
     def close(self) -> None:
         """Take it away. A forked child takes nothing of its parent's. Idempotent."""
@@ -47,6 +56,13 @@ class PrivateFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._fd)
         self._fd = -1
+
+
+def _place(prefix: str) -> Path:
+    """Where temporary files go, unless a socket's path would be longer there than the system allows."""
+    usual, short = Path(tempfile.gettempdir()), Path("/tmp")  # noqa: S108 - the folder is private
+    needed = len(os.fsencode(usual / f"{prefix}12345678" / ("0" * 16)))
+    return short if needed > _LONGEST_PATH and os.access(short, os.W_OK | os.X_OK) else usual
 
 
 def inhabited(folder: Path) -> bool:

@@ -34,6 +34,7 @@ from .octets import Octets
 
 __all__ = ["Mapped", "Offer", "Segment", "available_memory", "refuse_without_room"]
 
+_DONTFORK = 10  # MADV_DONTFORK
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
 _ADD_SEALS = 1033
 _SHRINK, _GROW, _FUTURE_WRITE = 0x2, 0x4, 0x10
@@ -145,7 +146,14 @@ class _ReadOnly:
             why = os.strerror(ctypes.get_errno())
             raise TransportError(f"a segment of {_mebibytes(size)} cannot be mapped: {why}")
         self.address = int(address)
-        weakref.finalize(self, _libc.munmap, ctypes.c_void_p(address), size).atexit = False
+        # A child would look at memory that counts its parent's views alone: it gets none of it.
+        _libc.madvise(self.address, size, _DONTFORK)
+        weakref.finalize(self, _unmap, self.address, size, os.getpid()).atexit = False
+
+
+def _unmap(address: int, size: int, process: int) -> None:
+    if os.getpid() == process:  # in a child, something else may lie there
+        _libc.munmap(address, size)
 
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -223,20 +231,31 @@ def available_memory() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         rooms.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10)
-    group = _control_group()
-    if group is not None:
+    for group in _control_groups():
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             limit = int((group / "memory.max").read_text(encoding="ascii"))
-            rooms.append(max(0, limit - int((group / "memory.current").read_text(encoding="ascii"))))
+            used = int((group / "memory.current").read_text(encoding="ascii"))
+            rooms.append(max(0, limit - used + _cached(group)))
     return min(rooms, default=None)
 
 
-def _control_group() -> Path | None:
+def _cached(group: Path) -> int:
+    """Bytes of files that are in memory for convenience, and give way."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        found = dict(line.split() for line in lines)
+        return int(found.get("inactive_file", 0)) + int(found.get("active_file", 0))
+    return 0
+
+
+def _control_groups() -> list[Path]:
+    """This process's, and those around it: each may have a limit."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
             if line.startswith("0::"):
-                return Path("/sys/fs/cgroup") / line[3:].lstrip("/")
-    return None
+                own = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
+                return [own, *(each for each in own.parents if len(each.parts) > 3)]
+    return []
 
 
 def _mebibytes(size: int) -> str:

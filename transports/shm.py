@@ -61,6 +61,8 @@ class SharedMemoryTransport(NearTransport[Segment]):
             raise checks.refusal(where, "mode", mode, f"choose from {', '.join(map(repr, _MODES))}")
         checks.whole(where, "slots", slots)
         checks.whole(where, "buffers", buffers)
+        if buffers < 2:
+            raise checks.refusal(where, "buffers", buffers, "two are needed at least: one is read meanwhile")
         super().__init__(where, NAME, Pool(buffers, Segment), slots, mode)
 
     @property

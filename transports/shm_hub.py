@@ -7,6 +7,7 @@
     segment(id, size, handle) + fds                 memory to map, once for each process
     bucket(bucket, segment, at)                     a bucket lies there
                                  released(bucket)   no view of it is left, if it was a slot of a ring
+                                 taken(bucket)      it is through with this one, of a whole version
                                  beat(bucket)       it lives, and is at this bucket
                                  done               it holds every bucket, and closes its connection
     stop(why)                    left(why, holds)   an abort, by either end; what is still viewed
@@ -42,6 +43,10 @@ __all__ = ["Leave", "Peer", "ShmHub"]
 
 _SEND_LIMIT = 5.0
 """Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
+
+
+_MOMENT = 0.01
+"""Seconds to leave a knock unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ class ShmHub:
         self._cut: dict[int, str] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._listener = _listen(self.path, size)
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -164,7 +170,12 @@ class ShmHub:
             peer.wire.finish()  # when it has let go of everything, it closes its end
 
     def close(self, why: str) -> None:
-        """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
+        """Tell the ranks that are still there, close every connection, end the thread. Idempotent.
+
+        A forked child has the sockets, too, but the round is its parent's: there, nothing happens.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             first, self._closed = not self._closed, True
         if first:
@@ -200,7 +211,8 @@ class ShmHub:
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return  # it went away again
+            time.sleep(_MOMENT)  # it went away again; or no descriptor is left, and it still knocks
+            return
         if len(self._selector.get_map()) > 2 * self._size + 16:
             connection.close()  # these are not all ours
             return
@@ -233,6 +245,8 @@ class ShmHub:
             self._join(peer, message)
         elif kind == "released":
             self._released(peer, fetch(message, "bucket", int))
+        elif kind == "taken":
+            peer.released = max(peer.released, fetch(message, "bucket", int) + 1)
         elif kind == "beat":
             peer.beats += 1
             self._at(peer, fetch(message, "bucket", int))

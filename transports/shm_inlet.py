@@ -41,6 +41,9 @@ NAME = "shm"
 _BEAT = 0.25
 """Seconds between two signs of life. An engine that may be silent for less than that is lost all the same."""
 
+_EVERY = 16
+"""Buckets of a version after which a rank says how far it is."""
+
 _OVER = "it was told to stop receiving"
 
 
@@ -145,9 +148,13 @@ class _Process:
         with self._lock:
             mapped = self._mapped.get(folder, {})
             for name in set(known) - set(alive):
-                mapped.pop(name, None)
-            for other in [each for each in self._mapped if not inhabited(Path(each))]:
-                del self._mapped[other]
+                if name in mapped and not mapped[name].leased:
+                    del mapped[name]
+            for other in [each for each in self._mapped if each != folder and not inhabited(Path(each))]:
+                # What anything still views is remembered: whether its trainer is gone, nobody knows for sure.
+                self._mapped[other] = {n: each for n, each in self._mapped[other].items() if each.leased}
+                if not self._mapped[other]:
+                    del self._mapped[other]
 
 
 _process = _Process()
@@ -275,9 +282,12 @@ class _ShmInlet:
             self._reach.finish()  # nothing of it is read any more, and not only nobody looks at it
             frame.expire()  # whoever loops over the buckets still refers to it
             self._bucket = -1
-            if lease is not None:  # a version is not written again as long as anything refers to it
+            if lease is not None:
                 self._refuse_kept(lease, bucket.index)
                 self._say(wire, "released", bucket=bucket.index)
+            elif bucket.index % _EVERY == _EVERY - 1:
+                # A version is not written again as long as anything refers to it: this is only how far it is.
+                self._say(wire, "taken", bucket=bucket.index)
         self._complete = True
 
     def _refuse_kept(self, lease: weakref.ref[Any], bucket: int) -> None:

@@ -7,6 +7,8 @@ anything again, because it is silent, stopped or was removed, holds what it held
 it is dead: then nothing of it can ever read again.
 
 So a buffer that somebody sits on is left to him, and another one is taken; how many there may be is bounded.
+Engines that came to different versions, because they were added or fell ill one after the other, each hold
+one until they swap to the next; so there may be as many as there are such engines, and two more.
 """
 
 from __future__ import annotations
@@ -131,8 +133,9 @@ class Pool(Generic[M]):
                     return segment
                 self._versions.remove(segment)  # of a model that is not sent any more
                 segment.close()
-        if len(self._versions) >= self._most:
-            who = sorted({name for names in held.values() for name in names})
+        who = sorted({name for names in held.values() for name in names})
+        # Each engine may have a version of its own, and lets go of it when it swaps to the next.
+        if len(self._versions) >= max(self._most, len(who) + 2):
             raise TransportError(
                 f"a version of {size} bytes cannot be written: all {len(self._versions)} buffers that there "
                 f"may be are in use by {', '.join(who)}. An engine that is silent or was removed holds one "

@@ -28,6 +28,9 @@ __all__ = ["ShmRound"]
 _GRACE = 1.0
 """Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
 
+_WINDOW = 48
+"""Buckets of a version that an engine may be behind; it says how far it is every few of them."""
+
 _MOMENT = 0.2
 """Seconds for a word that is on its way on this host."""
 
@@ -92,7 +95,8 @@ class ShmRound(Generic[M]):
                 )  # fmt: skip
             except OSError as error:
                 why = f"there can be no socket for the round in {folder}: {error.strerror or error}"
-                raise TransportError(why) from error
+                advice = 'set TMPDIR to a shorter path, or take transport="collective"'
+                raise TransportError(f"{why}; {advice}") from error
         hub = self.hub
         for engine, link in engines.items():
             if port.closed or self._ended:
@@ -140,7 +144,9 @@ class ShmRound(Generic[M]):
         if segment is None:
             raise PortClosed("the round ended before there was memory")
         if self.whole:
-            self._wait(port, f"bucket {bucket.index}", set)
+            # Nothing is written where anybody reads; but words that nobody takes fill the socket.
+            ahead = bucket.index - _WINDOW
+            self._wait(port, f"taking bucket {ahead}", lambda: self._reading(ahead, cut=False))
             return segment, layout_of(plan).starts[bucket.index]
         slots = segment.size // self._slot_size
         before, slot = bucket.index - slots, bucket.index % slots
