@@ -39,7 +39,9 @@ from weightsync.fsm.states import Disposition, Outcome
 from weightsync.handlers.receiver import Receiver
 from weightsync.handlers.sink import StagingSink
 from weightsync.transports import shm_inlet, shm_round
+from weightsync.transports.collective import CollectiveTransport
 from weightsync.transports.digest import digest
+from weightsync.transports.memory import MemoryTransport
 from weightsync.transports.packets import Packets, packet_socket
 from weightsync.transports.packing import unpack
 from weightsync.transports.private_folder import PrivateFolder, inhabited
@@ -768,3 +770,21 @@ def test_two_trainers_of_one_process_do_not_disturb_each_other() -> None:
                     break
         assert same(tensors_in(own[0].held), state(3.0)), "closing the trainer took the weights away"
     assert all(not pool.segments for pool in pools)
+
+
+@pytest.mark.parametrize("transport", [SharedMemoryTransport, CollectiveTransport, MemoryTransport])
+def test_a_forked_child_ends_nothing_of_its_parents(transport: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes what it was left, in the middle of a round: the sockets are both's, the round is not."""
+    own, given = engines("e0", "e1"), transport()
+    with WeightSync([each.link for each in own], given, policy=quick()) as sync:
+        assert sync.on_train_begin(state(1.0)).ok
+        stuck = Block()
+        own[1].arm("apply", stuck, 0)
+        pending = sync.begin(1, state(2.0))
+        assert stuck.reached.wait(20)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)  # as it is in a child, which has a copy of all of it
+            given.abort()
+            given.close()
+        stuck.going.set()
+        assert pending.wait().ok

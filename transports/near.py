@@ -133,7 +133,9 @@ class NearTransport(ABC, Generic[M]):
         self._standing.end("the sender aborted the round")
 
     def close(self) -> None:
-        """Give memory and folder back. Engines keep what they use."""
+        """Give memory and folder back. Engines keep what they use. A forked child gives nothing back."""
+        if not self._standing.here:
+            return
         self.abort()
         with self._memory:
             self._pool.close()

@@ -5,6 +5,7 @@ Rounds are opened, used and ended by different threads, and an abort may come be
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Generic, Protocol, TypeVar, final
 
@@ -36,6 +37,7 @@ class Standing(Generic[R]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._round: R | None = None
         self._spare: Pair | None = None
 
@@ -61,13 +63,23 @@ class Standing(Generic[R]):
         return round
 
     @property
+    def here(self) -> bool:
+        """Whether this is the process whose rounds these are, and not a forked child of it."""
+        return os.getpid() == self._process
+
+    @property
     def round(self) -> R | None:
         """The open round, if there is one."""
         with self._lock:
             return self._round
 
     def end(self, why: str, only: R | None = None) -> R | None:
-        """End the open round, if there is one, and hand it back; with ``only``, if it still is that one."""
+        """End the open round, if there is one, and hand it back; with ``only``, if it still is that one.
+
+        In a forked child nothing ends: it has the sockets, but the round is its parent's.
+        """
+        if not self.here:
+            return None
         with self._lock:
             if only is not None and self._round is not only:
                 return None
