@@ -33,7 +33,7 @@ from .read_only import ReadOnly
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Held", "InPlaceSink", "StagingSink", "check_held", "copy_bits", "refuse_lost"]
+__all__ = ["Held", "InPlaceSink", "StagingSink", "check_held", "copy_bits", "place_of", "refuse_lost"]
 
 Held = torch.nn.Module | Mapping[str, torch.Tensor]
 """What an engine samples with: a module (every name of its ``state_dict``) or tensors by name."""
@@ -84,11 +84,11 @@ class _Live:
         if plan.partial:
             tensors = {name: tensor for name, tensor in tensors.items() if name in covered}
         # What shares its memory with a name that is sent gets its data with it.
-        sent = {_place(tensors[name]) for name in covered if name in tensors}
+        sent = {place_of(tensors[name]) for name in covered if name in tensors}
         held = [
             _describe(name, tensor)
             for name, tensor in tensors.items()
-            if name in covered or _place(tensor) not in sent
+            if name in covered or place_of(tensor) not in sent
         ]
         if lines := _unwritable(tensors) + self._forbidden(tensors):  # no plan is to blame for that
             raise EngineError(_summary(lines))
@@ -120,7 +120,7 @@ class _Live:
 
     def _mark(self, name: str, tensor: Tensor) -> tuple[object, ...]:
         """What stays the same as long as a tensor is the same one, in the same memory."""
-        return (*_place(tensor), _room(tensor))
+        return (*place_of(tensor), _room(tensor))
 
     def _tensors(self) -> dict[str, Tensor]:
         held = self._held
@@ -134,7 +134,7 @@ class _Live:
         found: dict[str, dict[tuple[object, ...], Tensor]] = {}
         for name, of in self._names(plan).items():
             if name in tensors:
-                found.setdefault(of, {}).setdefault(_place(tensors[name]), tensors[name])
+                found.setdefault(of, {}).setdefault(place_of(tensors[name]), tensors[name])
         return {of: list(places.values()) for of, places in found.items()}
 
     def adopt(self, views: Mapping[str, Tensor]) -> None:
@@ -178,7 +178,7 @@ class StagingSink(_Live):
                 live = tensors.get(name)
                 if live is None or 0 in live.shape:
                     continue  # it goes by another name, or there is nothing to copy
-                if name != of and of in tensors and _place(live) == _place(tensors[of]):
+                if name != of and of in tensors and place_of(live) == place_of(tensors[of]):
                     continue  # the engine ties them, too
                 refuse_lost(name, live)
                 copy_bits(live, self._staged[of])
@@ -231,7 +231,7 @@ def _describe(name: str, tensor: Tensor) -> TensorSpec:
     return spec(name, str(tensor.dtype).removeprefix("torch."), tensor.shape)
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def place_of(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two tensors that are the same elements of the same memory."""
     if tensor.numel() == 0 or tensor.is_meta:
         return (id(tensor),)
@@ -283,7 +283,7 @@ def _torn_ties(tensors: Mapping[str, Tensor], covered: Mapping[str, str]) -> lis
     first_sent: dict[tuple[object, ...], str] = {}
     lines = []
     for name, of in covered.items():
-        first = first_sent.setdefault(_place(tensors[name]), of) if name in tensors else of
+        first = first_sent.setdefault(place_of(tensors[name]), of) if name in tensors else of
         if first != of:
             lines.append(
                 f"tensor {name!r}: the engine ties it to {first!r}, but both are sent; send one of them, or "

@@ -26,7 +26,7 @@ import torch
 from ..fsm.errors import EngineError
 from ..fsm.plan import Plan
 from .read_only import ReadOnly
-from .sink import Held, StagingSink, copy_bits, refuse_lost
+from .sink import Held, StagingSink, copy_bits, place_of, refuse_lost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ class SwapSink(StagingSink):
                 self._shared.add(name)
         overlapping = _overlapping({name: self._extent(name, each) for name, each in tensors.items()})
         self._twins = {
-            name: tuple(each for each in names if _same(tensors[each], tensors[name]))
+            name: tuple(each for each in names if place_of(tensors[each]) == place_of(tensors[name]))
             for name, names in overlapping.items()
         }
         whole = {name for name, names in overlapping.items() if len(self._twins[name]) == len(names)}
@@ -171,13 +171,6 @@ class SwapSink(StagingSink):
 
 def _can_swap(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_inference()
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same elements of the same memory."""
-    return (one.data_ptr(), one.shape, one.dtype, one.stride()) == (
-        other.data_ptr(), other.shape, other.dtype, other.stride(),
-    )  # fmt: skip
 
 
 def _overlapping(extents: Mapping[str, tuple[int, int]]) -> dict[str, tuple[str, ...]]:

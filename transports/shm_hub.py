@@ -44,7 +44,6 @@ __all__ = ["Leave", "Peer", "ShmHub"]
 _SEND_LIMIT = 5.0
 """Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
 
-
 _MOMENT = 0.01
 """Seconds to leave a knock unanswered."""
 
@@ -120,7 +119,6 @@ class ShmHub:
         self._cut: dict[int, str] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._process = os.getpid()
         self._listener = _listen(self.path, size)
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -170,12 +168,7 @@ class ShmHub:
             peer.wire.finish()  # when it has let go of everything, it closes its end
 
     def close(self, why: str) -> None:
-        """Tell the ranks that are still there, close every connection, end the thread. Idempotent.
-
-        A forked child has the sockets, too, but the round is its parent's: there, nothing happens.
-        """
-        if os.getpid() != self._process:
-            return
+        """Tell the ranks that are still there, close every connection, end the thread. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
         if first:
