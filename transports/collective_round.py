@@ -165,17 +165,8 @@ class CollectiveRound:
 
     def _lose_who_left(self, port: Port, grace: float = 0.0) -> float:
         """Fire the loss of those who left ``grace`` seconds ago. Hands back when the next one is due."""
-        pause = 0.0
-        for rank, leave in list(self._hub.left.items()) if self._hub is not None else ():
-            engine = self.engines[rank]
-            left = leave.since + grace - time.monotonic()
-            if engine in self.receptions.lost:
-                continue
-            if left > 0:
-                pause = max(pause, left)
-            else:
-                self.receptions.lose(engine, leave.error, port)
-        return pause
+        left = self._hub.left if self._hub is not None else {}
+        return self.receptions.lose_who_left(left, self.engines, port, grace)
 
     def _refuse_losses(self, port: Port, doing: str) -> None:
         for engine, error in self.receptions.lost.items():

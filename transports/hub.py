@@ -38,22 +38,15 @@ from dataclasses import dataclass, field
 from typing import final
 
 from ..fsm.errors import PlanError, SetupError, TransportError, WeightSyncError
+from .receptions import Leave
 from .table import Table
 from .wire import Message, Wire, proof
 from .wire import field as fetch
 
-__all__ = ["Hub", "Leave"]
+__all__ = ["Hub"]
 
 _SEND_LIMIT = 5.0
 """Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """A rank that went before it was done: why, and when that was noticed."""
-
-    error: WeightSyncError
-    since: float
 
 
 @dataclass(slots=True, eq=False)

@@ -7,16 +7,26 @@ middle of something.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import final
 
 from ..fsm.contract import EngineLink, Port, Ticket
-from ..fsm.errors import EngineGone
+from ..fsm.errors import EngineGone, WeightSyncError
 from ..fsm.receipt import Participant, Receipt
 from .bell import Bell
 
-__all__ = ["Receptions"]
+__all__ = ["Leave", "Receptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A rank that went before it was done: why, and when that was noticed."""
+
+    error: WeightSyncError
+    since: float
 
 
 @final
@@ -61,6 +71,29 @@ class Receptions:
         if engine not in self._lost:
             self._lost[engine] = error
             port.lost(engine, error)
+
+    def lose_who_left(
+        self, left: Mapping[int, Leave], engines: Mapping[int, Participant], port: Port, grace: float
+    ) -> float:
+        """Fire the loss of those who left ``grace`` seconds ago. Hands back when the next one is due.
+
+        Args:
+            left: the ranks that have left, by number.
+            engines: whose ranks they are.
+            port: of the phase.
+            grace: seconds for an engine to say why with its own word.
+        """
+        pause = 0.0
+        for rank, leave in list(left.items()):
+            engine = engines[rank]
+            if engine in self._lost:
+                continue
+            more = leave.since + grace - time.monotonic()
+            if more > 0:
+                pause = max(pause, more)
+            else:
+                self.lose(engine, leave.error, port)
+        return pause
 
     def look(self, port: Port) -> None:
         """Fire the losses that came up since the last look."""

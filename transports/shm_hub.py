@@ -35,25 +35,18 @@ from typing import final
 from ..fsm.engine_table import Session
 from ..fsm.errors import PlanError, TransportError, WeightSyncError
 from .packets import Packets, Value, packet_socket
+from .receptions import Leave
 from .shm_pool import Memory
 from .wire import Message, names, proof
 from .wire import field as fetch
 
-__all__ = ["Leave", "Peer", "ShmHub"]
+__all__ = ["Peer", "ShmHub"]
 
 _SEND_LIMIT = 5.0
 """Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
 
 _MOMENT = 0.01
 """Seconds to leave a knock unanswered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """A rank that went before it was done: why, at which bucket, and when that was noticed."""
-
-    error: WeightSyncError
-    since: float
 
 
 @dataclass(slots=True, eq=False)

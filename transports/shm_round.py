@@ -287,17 +287,7 @@ class ShmRound(Generic[M]):
 
     def _lose_who_left(self, port: Port, grace: float = 0.0) -> float:
         """Fire the loss of those who left ``grace`` seconds ago. Hands back when the next one is due."""
-        pause = 0.0
-        for rank, leave in list(self.hub.left.items()):
-            engine = self._ranks[rank]
-            if engine in self.receptions.lost:
-                continue
-            left = leave.since + grace - time.monotonic()
-            if left > 0:
-                pause = max(pause, left)
-            else:
-                self.receptions.lose(engine, leave.error, port)
-        return pause
+        return self.receptions.lose_who_left(self.hub.left, self._ranks, port, grace)
 
     def _fence(self, port: Port) -> None:
         remaining = set(port.engines)
