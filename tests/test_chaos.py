@@ -5,6 +5,9 @@
 
 import os
 import secrets
+import signal
+import subprocess
+import sys
 from asyncio import CancelledError
 from collections import Counter
 from dataclasses import replace
@@ -12,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from casekit.levels import Usage
+from casekit.levels import Usage, eventually
 from casekit.scripts import Injected
 from chaoskit.causes import check
+from chaoskit.deeds import frozen
 from chaoskit.faults import KINDS, LEAST, Fault, draw
 from chaoskit.growth import LEAST_ROUNDS, Growth
 from chaoskit.runner import ENGINES, run
@@ -151,6 +155,29 @@ def test_what_comes_and_goes_is_no_leak() -> None:
         more = 20 * (number % 7 == 6) + number // 10
         growth.note({"c0": held(1, 50 * (number > 0) + more, 9, 30 - number % 3)}, trainers=1 + number // 10)
     assert len(growth.lines()) == 1
+
+
+def test_what_was_stopped_for_a_while_goes_on_without_whoever_stopped_it(tmp_path: Path) -> None:
+    """Ray ends the whole process group of a worker that died, and a frozen keeper would stay so for ever."""
+    script = tmp_path / "stops_and_dies.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from chaoskit.deeds import freeze, frozen\n"
+        "freeze(int(sys.argv[1]), 1.0)\n"
+        "assert frozen(int(sys.argv[1]))\n"
+        "os.killpg(0, signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(["sleep", "60"]) as stopped:
+        try:
+            paths = os.pathsep.join(sys.path)
+            died = subprocess.run(
+                [sys.executable, script, str(stopped.pid)], start_new_session=True, check=False,
+                env={**os.environ, "PYTHONPATH": paths}, timeout=60,
+            )  # fmt: skip
+            assert died.returncode == -signal.SIGKILL
+            assert eventually(lambda: not frozen(stopped.pid)), "it is stopped for ever"
+        finally:
+            stopped.kill()
 
 
 @pytest.mark.ray

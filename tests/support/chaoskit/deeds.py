@@ -21,10 +21,14 @@ PATIENCE = 60.0
 
 
 def freeze(process: int, seconds: float | None = None) -> None:
-    """Stop a process; after ``seconds``, something that nobody waits for lets it go on."""
+    """Stop a process; after ``seconds``, something that nobody waits for lets it go on.
+
+    That has a process group of its own: Ray ends the whole group of a worker that is gone, and what was
+    stopped by a trainer that then dies has to go on all the same.
+    """
     if seconds is not None:
         waker = f"(sleep {seconds:.3f}; kill -CONT {process}) >/dev/null 2>&1 </dev/null &"
-        subprocess.run(["/bin/sh", "-c", waker], check=True)
+        subprocess.run(["/bin/sh", "-c", waker], check=True, start_new_session=True)
     if process == os.getpid():  # this very thread, or it would go on for a moment, long enough to answer
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     else:
