@@ -18,7 +18,7 @@ import pytest
 from casekit.levels import Usage, eventually
 from casekit.scripts import Injected
 from chaoskit.causes import check
-from chaoskit.deeds import frozen
+from chaoskit.deeds import end, freeze, frozen
 from chaoskit.faults import KINDS, LEAST, Fault, draw
 from chaoskit.growth import LEAST_ROUNDS, Growth
 from chaoskit.runner import ENGINES, run
@@ -178,6 +178,14 @@ def test_what_was_stopped_for_a_while_goes_on_without_whoever_stopped_it(tmp_pat
             assert eventually(lambda: not frozen(stopped.pid)), "it is stopped for ever"
         finally:
             stopped.kill()
+
+
+def test_one_process_may_be_hit_by_two_faults() -> None:
+    """What is dead cannot be killed or stopped again, and that is no fault of the round."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        end(process.pid)
+    end(process.pid)
+    freeze(process.pid)
 
 
 @pytest.mark.ray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import ray
 
 from casekit.levels import eventually
 
-__all__ = ["Die", "Freeze", "Hold", "freeze", "frozen", "keeper_of", "thaw"]
+__all__ = ["Die", "Freeze", "Hold", "end", "freeze", "frozen", "keeper_of", "thaw"]
 
 PATIENCE = 60.0
 
@@ -32,7 +33,14 @@ def freeze(process: int, seconds: float | None = None) -> None:
     if process == os.getpid():  # this very thread, or it would go on for a moment, long enough to answer
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     else:
-        os.kill(process, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # another fault of the same round has killed it
+            os.kill(process, signal.SIGSTOP)
+
+
+def end(process: int) -> None:
+    """Kill it. It may be dead already, of another fault of the same round."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def thaw(process: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +24,7 @@ from weightsync.handlers.log import StateLog
 from weightsync.joining import transport_for
 
 from .causes import check
-from .deeds import Die, Freeze, freeze, keeper_of
+from .deeds import Die, Freeze, end, freeze, keeper_of
 from .faults import IN_BUCKETS, Fault
 from .witness import Witness
 
@@ -168,7 +167,7 @@ class Trainer:
             "trainer-raise": Raise(self._raised[fault]),
             "cancel": self._cancel,
             "line-cut": lambda: self._cut(fault.engine),
-            "keeper-kill": lambda: os.kill(keeper, signal.SIGKILL),
+            "keeper-kill": lambda: end(keeper),
             "keeper-stop": lambda: freeze(keeper, fault.seconds),
         }
         return deeds[fault.kind]
