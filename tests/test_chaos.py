@@ -162,9 +162,10 @@ def test_what_was_stopped_for_a_while_goes_on_without_whoever_stopped_it(tmp_pat
     script = tmp_path / "stops_and_dies.py"
     script.write_text(
         "import os, signal, sys\n"
+        "from casekit.levels import eventually\n"
         "from chaoskit.deeds import freeze, frozen\n"
         "freeze(int(sys.argv[1]), 1.0)\n"
-        "assert frozen(int(sys.argv[1]))\n"
+        "assert eventually(lambda: frozen(int(sys.argv[1])))\n"
         "os.killpg(0, signal.SIGKILL)\n"
     )
     with subprocess.Popen(["sleep", "60"]) as stopped:
