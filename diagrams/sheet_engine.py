@@ -1,7 +1,8 @@
 """Where everything of the engine's table is drawn.
 
 A session runs down the middle. Serving stands on its left, before and after every session; Quarantined stands
-on its right. A newer session may take over from every state: those arrows run up beside the middle.
+on its right, and the way there without a session runs below it. A newer session may take over from every
+state: those arrows run up beside the middle.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ BUS = RIGHT + CHIP + 18
 """Where the arrows back to Paused run up."""
 
 GAP = 20.0
+BELOW = 56.0
+"""How far the lanes go on below the last card."""
+
 HIGH, HIGHER = 158.0, 178.0
 """The height of a card, without and with a path over it."""
 
@@ -46,7 +50,7 @@ def draw_engine(model: Model, trace: Trace | None) -> Sheet:
     """The sheet of one engine rank."""
     paint = Painter(model, trace)
     cards = _session(paint)
-    bottom = cards["Committed"].box.bottom
+    bottom = cards["Committed"].box.bottom + BELOW
     serving = paint.panel(lane(model.node("Serving"), (MARGIN, TOP), (SIDE, bottom - TOP), trace))
     away = (WIDTH - MARGIN - SIDE, TOP)
     torn = paint.panel(lane(model.node("Quarantined"), away, (SIDE, bottom - TOP), trace))
@@ -54,6 +58,7 @@ def draw_engine(model: Model, trace: Trace | None) -> Sheet:
     for here in cards.values():
         _ends(paint, here, serving, torn)
         _reopens(paint, here, cards["Paused"])
+    _loses(paint, serving, torn, bottom - BELOW / 2)
     middle = serving.box.middle[0]
     paint.start((middle, TOP - 26), (middle, TOP))
     return paint.finish(bottom)
@@ -90,9 +95,16 @@ def _ends(paint: Painter, here: Panel, serving: Panel, torn: Panel) -> None:
     tone = Tone.good if name == "Committed" else Tone.plain
     chip = paint.chip((name, "Serving"), LEFT, y, CHIP, tone, level=0.5)
     paint.arrow(chip, (here.box.x, y), (serving.box.right, y))
-    if name != "Committed":
-        chip = paint.chip((name, "Quarantined"), RIGHT, y, CHIP, Tone.bad, level=0.5)
-        paint.arrow(chip, (here.box.right, y), (torn.box.x, y))
+    chip = paint.chip((name, "Quarantined"), RIGHT, y, CHIP, Tone.bad, level=0.5)
+    paint.arrow(chip, (here.box.right, y), (torn.box.x, y))
+
+
+def _loses(paint: Painter, serving: Panel, torn: Panel, y: float) -> None:
+    """The weights are lost while no session is open."""
+    chip = paint.chip(
+        ("Serving", "Quarantined"), CARD[0] + CARD[1] / 2 - CHIP / 2, y, CHIP, Tone.bad, level=0.5
+    )
+    paint.arrow(chip, (serving.box.right, y), (torn.box.x, y))
 
 
 def _reopens(paint: Painter, here: Panel, paused: Panel) -> None:

@@ -14,6 +14,9 @@ Every closed epoch is a tombstone (``fenced``): frames, commits and opens of it 
 refused for ever, also when an abort overtakes the open it was meant for. A session of such an epoch is not
 left open either: whoever aborts a later one is told what the rank is, and a rank in a pause that nobody will
 ever end is not what it was.
+
+A rank can also lose its weights by itself, to a reload or to whoever gave their memory away. It looks for
+that when a plan does not fit and when it is asked what it is, and is Quarantined like one that was torn.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from .states import EngineState
 __all__ = [
     "ENGINE", "ENGINE_EVENTS", "AbortOrdered", "AllApplied", "CommitBroke", "CommitOrdered", "EngineEvent",
     "EngineFacts", "FrameSeen", "LimitReached", "Opened", "ResumeOrdered", "Session", "ViewClosed",
+    "WeightsLost",
 ]  # fmt: skip
 
 
@@ -158,9 +162,19 @@ class LimitReached:
     session: Session
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsLost:
+    """The rank saw that its weights are no longer what its last commit was written to.
+
+    ``session`` is the one for which it looked, open or not.
+    """
+
+    session: Session
+
+
 EngineEvent = (
     Opened | FrameSeen | AllApplied | ViewClosed | CommitOrdered | CommitBroke | ResumeOrdered | AbortOrdered
-    | LimitReached
+    | LimitReached | WeightsLost
 )  # fmt: skip
 """Any fact an engine rank can be told."""
 
@@ -267,6 +281,17 @@ def broke(facts: EngineFacts, event: CommitBroke) -> EngineFacts:
     return replace(_over(facts, event.session), tainted=True, version=None)
 
 
+def taint(facts: EngineFacts, event: WeightsLost) -> EngineFacts:
+    """However the open session ends, unless it commits, what it leaves is not whole."""
+    return replace(facts, tainted=True)
+
+
+def gone(facts: EngineFacts, event: WeightsLost) -> EngineFacts:
+    """No session is open from now on, and the rank holds no version until a resend commits."""
+    session = facts.session
+    return replace(_over(facts, session) if session else facts, tainted=True, version=None)
+
+
 def over(facts: EngineFacts, event: Any) -> EngineFacts:
     """The session is over and its epoch is a tombstone."""
     return _over(facts, event.session)
@@ -297,11 +322,12 @@ Committed, Quarantined = EngineState.Committed, EngineState.Quarantined
 stays = None
 
 # fmt: off
-_ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Learn | None]] = [
+_ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard | None, Learn | None]] = [
     (Opened,        Serving,     Paused,      newer,      opened),
     (ResumeOrdered, Serving,     stays,       ended,      None),
     (AbortOrdered,  Serving,     stays,       other,      fence),
     (LimitReached,  Serving,     stays,       other,      None),
+    (WeightsLost,   Serving,     Quarantined, None,       gone),
 
     (FrameSeen,     Paused,      Receiving,   in_turn,    seen),
     (Opened,        Paused,      Paused,      newer,      opened),
@@ -311,6 +337,7 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (LimitReached,  Paused,      Serving,     whole,      over),
     (LimitReached,  Paused,      Quarantined, torn,       over_torn),
     (LimitReached,  Paused,      stays,       other,      None),
+    (WeightsLost,   Paused,      stays,       None,       taint),
 
     (FrameSeen,     Receiving,   stays,       in_turn,    seen),
     (AllApplied,    Receiving,   Releasing,   all_frames, None),
@@ -321,6 +348,7 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (LimitReached,  Receiving,   Serving,     whole,      over),
     (LimitReached,  Receiving,   Quarantined, torn,       over_torn),
     (LimitReached,  Receiving,   stays,       other,      None),
+    (WeightsLost,   Receiving,   stays,       None,       taint),
 
     (ViewClosed,    Releasing,   Acked,       ours,       closed_view),
     (Opened,        Releasing,   Paused,      newer,      opened),
@@ -330,6 +358,7 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (LimitReached,  Releasing,   Serving,     whole,      over),
     (LimitReached,  Releasing,   Quarantined, torn,       over_torn),
     (LimitReached,  Releasing,   stays,       other,      None),
+    (WeightsLost,   Releasing,   stays,       None,       taint),
 
     (CommitOrdered, Acked,       Committed,   ours,       took_over),
     (CommitBroke,   Acked,       Quarantined, ours,       broke),
@@ -340,6 +369,7 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (LimitReached,  Acked,       Serving,     whole,      over),
     (LimitReached,  Acked,       Quarantined, torn,       over_torn),
     (LimitReached,  Acked,       stays,       other,      None),
+    (WeightsLost,   Acked,       stays,       None,       taint),
 
     (ResumeOrdered, Committed,   Serving,     ours,       over),
     (CommitOrdered, Committed,   stays,       ours,       None),
@@ -349,10 +379,12 @@ _ROWS: list[tuple[type[EngineEvent], EngineState, EngineState | None, Guard, Lea
     (AbortOrdered,  Committed,   stays,       beneath,    None),
     (LimitReached,  Committed,   Serving,     ours,       over),
     (LimitReached,  Committed,   stays,       other,      None),
+    (WeightsLost,   Committed,   Quarantined, None,       gone),
 
     (Opened,        Quarantined, Paused,      newer,      opened),
     (AbortOrdered,  Quarantined, stays,       other,      fence),
     (LimitReached,  Quarantined, stays,       other,      None),
+    (WeightsLost,   Quarantined, stays,       None,       None),
 ]
 # fmt: on
 

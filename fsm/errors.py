@@ -144,6 +144,10 @@ class StaleSession(EngineError):
     """A frame, commit or open that belongs to another (round, epoch) than the engine's session."""
 
 
+class WeightsGone(EngineError):
+    """What the engine holds is no longer what its last commit was written to."""
+
+
 class EngineGone(EngineError):
     """The engine is dead, or another incarnation answers in its place."""
 

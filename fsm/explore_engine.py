@@ -26,7 +26,7 @@ __all__ = ["ENGINE_PROMISES", "SESSIONS", "Rank", "engine_alphabet", "explore_en
 ENGINE_PROMISES: dict[str, str] = {
     "one-row": "at most one row answers a fact, and no guard raises",
     "finite": "there is an end to what can be reached",
-    "total": "an abort and the rank's own limit are never refused",
+    "total": "an abort, the rank's own limit and the loss of its weights are never refused",
     "owed": "the fact whose turn it is is never refused",
     "unasked": "a fact whose turn it is not is refused",
     "tombstone": "an epoch that was closed stays closed: no open, frame or commit of it is taken in, and no "
@@ -34,9 +34,10 @@ ENGINE_PROMISES: dict[str, str] = {
     "onward": "a fact of the open session leads to the state it is there for",
     "acked": "Acked is entered from Releasing only, by letting go of the buffer, and knows what was applied",
     "version": "the version changes by a commit, to that of its session, or is lost when the rank is torn",
-    "kept": "a rank that committed stays committed, whoever aborts",
+    "kept": "a rank that committed stays committed, whoever aborts, unless it loses its weights",
     "torn": "what is torn stays torn until a commit, and is never served",
-    "staged": "a rank that stages is quarantined by a broken commit only, or if it was before",
+    "lost": "who has lost the weights is torn, and open to nobody but the session that may bring them back",
+    "staged": "a rank that stages is quarantined by a broken commit or a loss only, or if it was before",
     "session": "a session is open in every state but Serving and Quarantined",
     "counted": "frames are counted one by one, and none is missing from Releasing on",
     "others": "whoever is neither the open session, nor opens or aborts a later one, changes nothing but "
@@ -69,7 +70,7 @@ def engine_alphabet(buckets: int = 1) -> dict[str, EngineEvent]:
         events: list[EngineEvent] = [
             t.Opened(session, plan), t.AllApplied(session), t.ViewClosed(session, buckets, buckets),
             t.CommitOrdered(session), t.CommitBroke(session), t.ResumeOrdered(session),
-            t.AbortOrdered(session), t.LimitReached(session),
+            t.AbortOrdered(session), t.LimitReached(session), t.WeightsLost(session),
         ]  # fmt: skip
         said |= {f"{type(event).__name__}({session.round})": event for event in events}
         said |= {
@@ -125,7 +126,7 @@ def _steps(
 
 
 def _refusal(node: Rank, event: EngineEvent) -> tuple[str, ...]:
-    if isinstance(event, t.AbortOrdered | t.LimitReached):
+    if isinstance(event, t.AbortOrdered | t.LimitReached | t.WeightsLost):
         return ("total",)
     return ("owed",) if _welcome(node, event) else ()
 
@@ -172,12 +173,23 @@ _TURN: dict[type[Any], Callable[[Rank, Any], bool]] = {
 def _step_breaks(before: Rank, event: EngineEvent, after: Rank) -> Iterator[str]:
     if not _welcome(before, event):
         yield "unasked"
-    if event.session == before.facts.session or isinstance(event, t.Opened) or _buries(before, event):
+    if isinstance(event, t.WeightsLost):
+        yield from _loses(before, after)
+    elif event.session == before.facts.session or isinstance(event, t.Opened) or _buries(before, event):
         yield from _leads(before, event, after)
     elif after != Rank(before.state, replace(before.facts, fenced=after.facts.fenced)):
         yield "others"
     yield from _fences(before, event, after)
     yield from _weights(before, event, after)
+
+
+def _loses(before: Rank, after: Rank) -> Iterator[str]:
+    """What the rank is, once it has lost its weights."""
+    may_go_on = before.state not in (Serving, Committed, Quarantined)
+    if not after.facts.torn or after.state is not (before.state if may_go_on else Quarantined):
+        yield "lost"
+    if may_go_on and after.facts != replace(before.facts, tainted=True):
+        yield "others"
 
 
 def _buries(before: Rank, event: EngineEvent) -> bool:
@@ -239,15 +251,16 @@ def _weights(before: Rank, event: EngineEvent, after: Rank) -> Iterator[str]:
     if after.facts.committed != before.facts.committed and not committed:
         yield "kept"
     left = before.state is Committed and after.state is not Committed
-    may_leave = isinstance(event, t.ResumeOrdered | t.LimitReached | t.Opened) or _buries(before, event)
-    if left and not may_leave:
+    ends = isinstance(event, t.ResumeOrdered | t.LimitReached | t.Opened | t.WeightsLost)
+    if left and not ends and not _buries(before, event):
         yield "kept"
     if before.facts.torn and not after.facts.torn and not committed:
         yield "torn"
     if committed and after.facts.torn:
         yield "torn"
     quarantined = after.state is Quarantined and before.state is not Quarantined
-    if quarantined and before.facts.stages and not (isinstance(event, t.CommitBroke) or before.facts.tainted):
+    broken = isinstance(event, t.CommitBroke | t.WeightsLost) or before.facts.tainted
+    if quarantined and before.facts.stages and not broken:
         yield "staged"
 
 

@@ -104,6 +104,11 @@ class Gate:
                     f"{self._name} did not pause: its gate was opened while it emptied; pause anew"
                 )
 
+    def shut(self) -> None:
+        """Stop admitting, and wait for nobody: whoever is inside goes on."""
+        with self._changed:
+            self._open = False
+
     def open(self) -> None:
         """Admit again. Harmless when the gate is open."""
         with self._changed:

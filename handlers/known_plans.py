@@ -1,14 +1,15 @@
 """The plans that an engine rank knows: those it was sent whole, and the one its last commit was written by.
 
 The second says whose mistake it is when a plan does not fit. A trainer that brings something else is refused
-with PlanError, and the engine goes on with what it has. But an engine that does not fit its own last commit
-any more has changed since, by a reload or by giving its memory away: what it holds is proven no longer.
+with PlanError, and the engine goes on with what it has. But an engine to which its own last commit could not
+be written any more has changed since, by a reload or by giving its memory away: what it holds is proven no
+longer.
 """
 
 from __future__ import annotations
 
 from ..fsm.contract import Sink
-from ..fsm.errors import EngineError, PlanError, PlanUnknown
+from ..fsm.errors import EngineError, PlanError, PlanUnknown, WeightsGone
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation
 
@@ -50,23 +51,29 @@ class KnownPlans:
 
         Raises:
             PlanError: it is not, or it does not fit an engine that is what its last commit left.
-            EngineError: the engine is something else by now, or cannot be written at all.
+            WeightsGone: the engine is something else by now.
+            EngineError: it cannot be written at all.
         """
         _check_expectation(plan, expected)
         try:
             sink.check(plan)
-        except PlanError:
-            self._check_taken(sink)
+        except (PlanError, EngineError):
+            self.check_taken(sink)
             raise
 
-    def _check_taken(self, sink: Sink) -> None:
+    def check_taken(self, sink: Sink) -> None:
+        """Whether the engine is what its last commit was written to. Compares names, shapes, dtypes.
+
+        Raises:
+            WeightsGone: it is not.
+        """
         if self._taken is None:
             return
         try:
             sink.check(self._taken)
-        except PlanError as error:
+        except (PlanError, EngineError) as error:
             changed = f"engine {self._name} is no longer what its last commit was written to: {error}"
-            raise EngineError(f"{changed}; the next round that fits brings it back") from error
+            raise WeightsGone(f"{changed}; the next round that fits brings it back") from error
 
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:

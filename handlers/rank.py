@@ -24,7 +24,14 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ..fsm.engine import Answer, EngineMachine
-from ..fsm.engine_table import AbortOrdered, LimitReached, Opened, ResumeOrdered, Session
+from ..fsm.engine_table import (
+    AbortOrdered,
+    LimitReached,
+    Opened,
+    ResumeOrdered,
+    Session,
+    WeightsLost,
+)
 from ..fsm.errors import EngineSilent
 from ..fsm.receipt import Expectation
 from ..fsm.states import EngineState
@@ -157,6 +164,16 @@ class Rank:
         with suppress(EngineSilent), self.turn():
             self.machine.fire(AbortOrdered(session))
             self._decided(session)
+
+    def lose_weights(self, session: Session) -> None:
+        """The weights are not what they were, as was seen when ``session`` was to be opened or ended."""
+        with self.turn():
+            older = self.machine.facts.session
+            self.machine.fire(WeightsLost(session))
+            if self.machine.state is EngineState.Quarantined:
+                self.gate.shut()
+                if older is not None:
+                    self.silence.stop(older)
 
     def await_settled(self, running: Running | None, limit: float) -> None:
         """Raise EngineSilent unless this reception is out of the weights within ``limit`` seconds."""

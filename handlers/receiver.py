@@ -11,9 +11,8 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from ..fsm.errors import (
     PlanUnknown,
     SetupError,
     StaleSession,
+    WeightsGone,
 )
 from ..fsm.plan import Plan, make_plan
 from ..fsm.receipt import Expectation, Receipt
@@ -34,6 +34,7 @@ from ..fsm.sampling import part_of, parted
 from ..fsm.states import EngineState
 from .gate import Gate
 from .known_plans import KnownPlans
+from .openings import Openings
 from .rank import Rank
 from .reception import Reception
 
@@ -47,7 +48,6 @@ FAULT_POINTS = (
 answer, when everything is done: to raise there is to lose the answer. ``bucket`` is -1 if there is none."""
 
 _LOGGER = logging.getLogger("weightsync")
-_UNOPENED = 4  # opens that failed and are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,7 @@ class Receiver:
         self._rank = Rank(self._machine, self.gate, patience)
         self._job: _Job | None = None
         self._plans = KnownPlans(engine)
-        self._opens = threading.Condition()
-        self._unopened: dict[Session, BaseException] = {}
-        self._pausing: set[Session] = set()
+        self._opens = Openings(self._answered)
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -165,20 +163,21 @@ class Receiver:
             EngineAsleep: its weights are not in memory.
             PlanUnknown: send the whole plan.
             PlanError: what the plan brings is not what the engine holds.
-            EngineError: the engine cannot be written, or is no longer what its last commit was written to.
+            WeightsGone: the engine is no longer what its last commit was written to.
+            EngineError: it cannot be written.
             EngineSilent: generation, or the reception of an older session, did not end within the limit.
             StaleSession: a newer session was open already, or this one was aborted meanwhile.
         """
-        with self._under_way(session):
+        with self._opens.under_way(session):
             try:
                 self._fault("open")
                 job = self._open(session, incarnation, plan, expected, limit)
             except PlanUnknown:
                 raise  # the trainer asks again, with the whole plan
             except BaseException as error:
-                self._tell_waiting(unopened=(session, error))
+                self._opens.failed(session, error)
                 raise
-            self._tell_waiting(job)
+            self._opens.tell(lambda: setattr(self, "_job", job))
         self._fault("opened")
 
     def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:
@@ -188,7 +187,7 @@ class Receiver:
         Blocks its thread. Whatever goes wrong ends the session, and is raised.
         """
         self._fault("receive")
-        self._await_open(session)
+        self._opens.wait(session, self._rank.patience)
         job, reception = self._begin(session)
         try:
             self._receive(job, reception, ticket)
@@ -227,8 +226,11 @@ class Receiver:
             is.
         """
         self._fault("abort")
+        if not self._asleep():
+            with suppress(WeightsGone), self._losing(session):
+                self._plans.check_taken(self._sink)
         answer = self._rank.abort(session)
-        self._tell_waiting()
+        self._opens.tell()
         self._fault("aborted")
         return answer
 
@@ -257,7 +259,8 @@ class Receiver:
         if self._asleep():
             raise EngineAsleep(f"engine {self.engine} is asleep: wake it before weights are handed over")
         plan = self._plans.whole(plan)
-        self._plans.check(plan, expected, self._sink)
+        with self._losing(session):
+            self._plans.check(plan, expected, self._sink)
         self._rank.open(session, expected, limit)
         try:
             return self._ready(session, plan, expected, limit)
@@ -265,56 +268,20 @@ class Receiver:
             self._rank.give_up(session)
             raise
 
-    def _answered(self, session: Session) -> bool:
-        """Whether the open of ``session`` is done, has failed, or can no longer succeed."""
-        job = self._job
-        return (
-            session in self._unopened
-            or (job is not None and job.session.epoch >= session.epoch)
-            or self._machine.facts.fenced >= session.epoch
-        )
-
     @contextmanager
-    def _under_way(self, session: Session) -> Iterator[None]:
-        """Meanwhile this session is being opened: its engine may have to end long generations first."""
-        with self._opens:
-            self._pausing.add(session)
-            self._opens.notify_all()
+    def _losing(self, session: Session) -> Iterator[None]:
+        """If it shows here that the weights are gone, the table takes that in."""
         try:
             yield
-        finally:
-            with self._opens:
-                self._pausing.discard(session)
-                self._opens.notify_all()
+        except WeightsGone:
+            self._rank.lose_weights(session)
+            raise
 
-    def _await_open(self, session: Session) -> None:
-        """One that is still to come is waited for with patience, one under way for as long as it may take."""
-
-        def answered() -> bool:
-            return self._answered(session)
-
-        def begun() -> bool:
-            return session in self._pausing
-
-        with self._opens:
-            while not answered() and self._opens.wait_for(lambda: begun() or answered(), self._rank.patience):
-                self._opens.wait_for(lambda: answered() or not begun())
-            error = self._unopened.get(session)
-        if error is not None:
-            raise error
-
-    def _tell_waiting(
-        self, job: _Job | None = None, *, unopened: tuple[Session, BaseException] | None = None
-    ) -> None:
-        """Note how an open ended, and wake a receive that waits for it."""
-        with self._opens:
-            if job is not None:
-                self._job = job
-            if unopened is not None:
-                self._unopened[unopened[0]] = unopened[1]
-            while len(self._unopened) > _UNOPENED:
-                self._unopened.pop(next(iter(self._unopened)))
-            self._opens.notify_all()
+    def _answered(self, session: Session) -> bool:
+        """Whether the open of ``session`` is done, or can no longer succeed."""
+        job = self._job
+        opened = job is not None and job.session.epoch >= session.epoch
+        return opened or self._machine.facts.fenced >= session.epoch
 
     def _ready(self, session: Session, plan: Plan, expected: Expectation, limit: float) -> _Job:
         with self._rank.silence.word(session), self._rank.turn():

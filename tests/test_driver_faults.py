@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from weightsync.fsm.calls import ENGINE_ACTS, Act
-from weightsync.fsm.errors import EngineSilent, PlanError
+from weightsync.fsm.errors import EngineSilent, PlanError, WeightsGone
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.fsm.states import Disposition, EngineState, Outcome
@@ -92,6 +92,23 @@ def test_who_does_not_answer_when_the_plan_fits_nobody_is_out_for_its_silence(po
     assert set(result.serving(Disposition.serving_old)) == {"e0", "e2"}
     row = next(row for row in result.engines if row.engine == "e1")
     assert (row.disposition, type(row.error)) == (Disposition.quarantined, EngineSilent)
+
+
+@pytest.mark.parametrize("policy", [ALL, GO_ON], ids=["all", "quorum"])
+@pytest.mark.parametrize("nobody", [False, True], ids=["it fits", "it fits nobody"])
+def test_who_has_lost_its_weights_is_out_whatever_else_is_wrong(policy: Policy, nobody: bool) -> None:
+    """Whoever is the first to say what is wrong: this engine serves nobody until the next good round."""
+    faults = [Fault(Act.open, "gone", "e0"), *([Fault(Act.plan, "unfit")] if nobody else [])]
+    kinds = set()
+    for seed in range(8):
+        simulation = Simulation(engines=3, policy=policy, seed=seed, faults=faults)
+        result = simulation.run()
+        assert broken(simulation, result) == []
+        assert result.serving(Disposition.quarantined) == ("e0",)
+        assert len(result.serving(Disposition.serving_old) + result.serving(Disposition.serving_new)) == 2
+        kinds.add(type(result.error))
+    partial = type(None)  # what is wrong with one engine is in its row
+    assert kinds == {PlanError if nobody else WeightsGone if policy is ALL else partial}
 
 
 @pytest.mark.parametrize("policy", [ALL, GO_ON], ids=["all", "quorum"])

@@ -17,10 +17,10 @@ from weightsync.fsm.states import EngineState
 
 S = EngineState
 COUNTS: dict[tuple[bool, int], tuple[int, int, int]] = {
-    (True, 1): (39, 292, 878),
-    (True, 2): (45, 336, 1149),
-    (False, 1): (43, 321, 969),
-    (False, 2): (50, 372, 1278),
+    (True, 1): (79, 835, 1772),
+    (True, 2): (94, 991, 2393),
+    (False, 1): (79, 835, 1772),
+    (False, 2): (94, 991, 2393),
 }
 """(stages, buckets): (positions, accepted, refused); exact, so that a row or a state that gets lost shows."""
 
@@ -163,6 +163,10 @@ SPOILT: list[tuple[str, bool, Table[EngineState, EngineFacts]]] = [
     ("torn", False, changed(t.AbortOrdered, S.Receiving, target=S.Serving)),
     ("torn", False, changed(t.CommitOrdered, S.Acked, learn=still_torn)),
     ("torn", False, changed(t.Opened, learn=healed)),
+    ("lost", True, changed(t.WeightsLost, S.Serving, target=None)),
+    ("lost", False, changed(t.WeightsLost, S.Paused, learn=None)),
+    ("others", True, changed(t.WeightsLost, S.Acked, learn=t.gone)),
+    ("total", True, changed(t.WeightsLost, S.Committed)),
     ("staged", True, changed(t.LimitReached, S.Acked, target=S.Quarantined)),
     ("session", True, changed(t.Opened, S.Serving, learn=None)),
     ("session", True, changed(t.ResumeOrdered, S.Committed, learn=None)),

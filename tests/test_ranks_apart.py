@@ -80,7 +80,7 @@ def test_a_rank_that_gives_up_in_the_round_stops_it() -> None:
 
 def test_rank_0_looks_once_more_before_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gave up when it was too late to stop the round makes it not ok for anybody."""
-    team, gate = Team(silent=60.0), Gate()  # nobody looks at anybody for fifteen seconds
+    team, gate = Team(silent=40.0), Gate()  # nobody looks at anybody for ten seconds
     team.trainer.engines[0].bad["commit"] = gate
     look = team.ranks[1].look
 
@@ -94,7 +94,7 @@ def test_rank_0_looks_once_more_before_it_tells(monkeypatch: pytest.MonkeyPatch)
     futures = team.step(1, *three(1))
     assert isinstance(futures[1].exception(PATIENCE), KeyboardInterrupt)
     gate.open()
-    first, _, third = team.results(futures)
+    first, _, third = team.results(futures, PATIENCE + 40.0)  # who does not look is told by the silence
     assert (first.outcome, first.ok) == (third.outcome, third.ok) == (Outcome.complete, False)
     assert isinstance(first.error, RankFailed)
     assert "rank 1 has given up the hand-over of step 1: KeyboardInterrupt" in str(first.error)

@@ -34,6 +34,7 @@ from weightsync.fsm.errors import (
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation, Receipt
 from weightsync.fsm.states import EngineState
+from weightsync.handlers.openings import Openings
 from weightsync.handlers.receiver import FAULT_POINTS, Receiver
 from weightsync.handlers.silence import _WATCH, _Watch
 from weightsync.handlers.sink import InPlaceSink, StagingSink
@@ -382,7 +383,7 @@ class TestOpen:
     @pytest.mark.mutation
     def test_a_receiver_that_does_not_see_the_open_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nobody notes that an open is under way."""
-        monkeypatch.setattr(Receiver, "_under_way", lambda self, session: nullcontext())
+        monkeypatch.setattr(Openings, "under_way", lambda self, session: nullcontext())
         with pytest.raises(StaleSession, match="not open"):
             self.receive_beside_a_generation()
 

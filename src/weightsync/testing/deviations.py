@@ -7,9 +7,10 @@ A deviation is a plain value and names what it bends by numbers and names, so th
 always leads to the same moment.
 
 Of the message that comes next: ``raise`` (whoever gets it fails at it), ``spoil`` (other bytes), ``unfit``
-(the plan fits no engine, or not this one), ``lose`` (it never arrives: a request that hangs, a reply that
-is lost), ``late`` (it arrives long after everybody has given up on it), ``twice`` (a second one follows at
-once), ``again`` (a second one follows long after). Of another message under way: ``first`` (it overtakes).
+(the plan fits no engine, or not this one), ``gone`` (the engine sees that it has lost its weights), ``lose``
+(it never arrives: a request that hangs, a reply that is lost), ``late`` (it arrives long after everybody has
+given up on it), ``twice`` (a second one follows at once), ``again`` (a second one follows long after). Of
+another message under way: ``first`` (it overtakes).
 Of time: ``wait`` (nothing arrives until the next limit is reached). Of a process: ``kill``, ``stop`` (until
 its lease is over, and then it goes on), ``restart`` of an engine (another incarnation), ``limit`` (an
 engine's own limit), ``keeper`` (the lock's host dies, another one takes over), ``keeper-gone`` (and nobody
@@ -92,6 +93,8 @@ def _of_a_message(message: Message) -> Iterator[Deviation]:
         yield Deviation("spoil", number, told)
     if message.unfit:
         yield Deviation("unfit", number, told)
+    if message.gone:
+        yield Deviation("gone", number, told)
     for kind in ("lose", "late") if message.local else ("lose", "late", "twice", "again"):
         yield Deviation(kind, number, told)
 
@@ -169,6 +172,12 @@ def _unfit(system: Composed, number: str) -> None:
         message.unfit()
 
 
+def _gone(system: Composed, number: str) -> None:
+    message = _arriving(system, number)
+    if message.gone and message.to not in system.world.dead:
+        message.gone()
+
+
 def _lose(system: Composed, number: str) -> None:
     _arriving(system, number)
 
@@ -178,7 +187,7 @@ def _late(system: Composed, number: str) -> None:
 
 
 def _later(system: Composed, message: Message, seconds: float = LONG) -> None:
-    kept = ("to", "label", "link", "refuse", "spoil", "unfit", "local")
+    kept = ("to", "label", "link", "refuse", "spoil", "unfit", "gone", "local")
     rest = {name: getattr(message, name) for name in kept}
     system.world.at(seconds, message.action, **rest)
 
@@ -255,6 +264,7 @@ KINDS: dict[str, Callable[[Composed, str], None]] = {
     "raise": _raise,
     "spoil": _spoil,
     "unfit": _unfit,
+    "gone": _gone,
     "lose": _lose,
     "late": _late,
     "twice": _twice,

@@ -17,6 +17,7 @@ from ..fsm.engine_table import (
     LimitReached,
     Session,
     ViewClosed,
+    WeightsLost,
 )
 from ..fsm.errors import IllegalEvent
 from ..fsm.receipt import Expectation
@@ -88,6 +89,11 @@ class Partner:
             self.commits.add(session)
             if self.machine.facts.stages:
                 self.live, self.staged = {**self.live, **self.staged}, {}
+
+    def lose_weights(self, session: Session) -> None:
+        """Other bytes are where its weights were, and it has looked because of this session."""
+        self.live[0] = (session, "other bytes")
+        self.machine.fire(WeightsLost(session))
 
     def give_up(self) -> None:
         """Nobody has said anything for its own limit."""

@@ -17,7 +17,7 @@ from ..fsm.calls import ENGINE_ACTS, LOCK_ACTS, TRANSPORT_ACTS, Act, Call
 from ..fsm.driver import Driver
 from ..fsm.engine import Answer
 from ..fsm.engine_table import EngineFacts, Opened, ResumeOrdered, Session
-from ..fsm.errors import EngineGone, PlanError, WeightSyncError
+from ..fsm.errors import EngineGone, PlanError, WeightsGone, WeightSyncError
 from ..fsm.facts import opening
 from ..fsm.policy import Policy
 from ..fsm.receipt import Expectation, Participant
@@ -234,6 +234,7 @@ class Simulation:
             lambda: self._arrive(call, asked, session),
             refuse=lambda: self.answer(call, error=Injected(f"injected into {call}")),
             unfit=self._misfit(call, asked, session),
+            gone=(lambda: self._lose_weights(call, asked, session)) if call.act is Act.open else None,
             local=not _addressee(call),
         )
 
@@ -255,6 +256,19 @@ class Simulation:
             self.transport.refuse_plan(call.engine, error)
         self.answer(call, error=error)
 
+    def _lose_weights(self, call: Call, asked: float, session: Session) -> None:
+        """The plan does not fit this engine, which looks at itself then and sees that it has lost its own.
+
+        Not if the session is closed already: it looked when it was asked to close it.
+        """
+        assert call.engine is not None
+        partner = self.world.partners[call.engine.id]
+        if partner.incarnation != call.engine.incarnation or session.epoch <= partner.machine.facts.seen:
+            self._arrive(call, asked, session)
+            return
+        partner.lose_weights(session)
+        self.answer(call, error=WeightsGone(f"engine {call.engine} has lost its weights"))
+
     def _arrive(self, call: Call, asked: float, session: Session) -> None:
         fault = self.faults.of(call)
         kind = fault.kind if fault else ""
@@ -265,6 +279,8 @@ class Simulation:
             self.answer(call, error=EngineGone(f"engine {call.engine} is dead"))
         elif kind == "raise":
             self.answer(call, error=Injected(f"injected into {call}"))
+        elif kind == "gone" and call.act is Act.open:
+            self._lose_weights(call, asked, session)
         elif kind == "unfit" and (misfit := self._misfit(call, asked, session)) is not None:
             misfit()
         elif self.unfit and call.act is Act.open and kind not in ("hang", "lost", "die"):

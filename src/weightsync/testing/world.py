@@ -40,15 +40,16 @@ class Fault:
         kind: ``raise`` the work fails; ``hang`` it is never done nor answered; ``lost`` it is done, its
             answer is lost; ``die`` the partner is gone from then on; ``corrupt`` (with ``broadcast`` and an
             engine) the engine applies other bytes, so that its receipt proves something else;
-            ``unfit`` the plan fits no engine (with ``plan``), or not this one (with ``open``). A fault of
-            abort, release or renew happens each time, every other one once.
+            ``unfit`` the plan fits no engine (with ``plan``), or not this one (with ``open``); ``gone`` the
+            engine sees that it has lost its weights (with ``open``). A fault of abort, release or renew
+            happens each time, every other one once.
         engine: whose call, for the acts of an engine; any by default. With ``broadcast``: which engine fails
             over a bucket; with ``collect``: whose receipt is concerned.
         bucket: for ``broadcast``: at which bucket; for ``prepare``, ``clean`` and ``undo``: which executor.
     """
 
     act: Act
-    kind: Literal["raise", "hang", "lost", "die", "corrupt", "unfit"] = "raise"
+    kind: Literal["raise", "hang", "lost", "die", "corrupt", "unfit", "gone"] = "raise"
     engine: str | None = None
     bucket: int | None = None
 
@@ -110,6 +111,7 @@ class Message:
         refuse: what happens instead if whoever gets it fails at it.
         spoil: what happens instead if whoever gets it takes in something else.
         unfit: what happens instead if the weights fit no engine, or not the one it reaches.
+        gone: what happens instead if the engine that it reaches has lost its own weights.
         alarm: whether it is an alarm.
         local: whether it does not leave its process: it can hang, but not come twice.
     """
@@ -123,6 +125,7 @@ class Message:
     refuse: Callable[[], None] | None = field(default=None, compare=False)
     spoil: Callable[[], None] | None = field(default=None, compare=False)
     unfit: Callable[[], None] | None = field(default=None, compare=False)
+    gone: Callable[[], None] | None = field(default=None, compare=False)
     alarm: bool = field(default=False, compare=False)
     local: bool = field(default=False, compare=False)
 

@@ -100,9 +100,9 @@ class Team:
         sync: Any = [self.trainer.sync, *self.followers][rank]
         return self.pool.submit(sync.on_step_end, step, FakeWeights(step))
 
-    def results(self, futures: list[Future[RoundResult | None]]) -> list[Any]:
+    def results(self, futures: list[Future[RoundResult | None]], patience: float = PATIENCE) -> list[Any]:
         """What each got, results and errors."""
-        return [future.exception(PATIENCE) or future.result() for future in futures]
+        return [future.exception(patience) or future.result() for future in futures]
 
 
 def three(fill: int) -> list[FakeWeights]:
