@@ -26,10 +26,8 @@ One thread serves all connections; it ends with ``close``.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -39,14 +37,12 @@ from typing import final
 
 from ..fsm.errors import PlanError, SetupError, TransportError, WeightSyncError
 from .receptions import Leave
+from .switchboard import Switchboard
 from .table import Table
-from .wire import Message, Wire, proof
+from .wire import Message, Wire, joining, proof
 from .wire import field as fetch
 
 __all__ = ["Hub"]
-
-_SEND_LIMIT = 5.0
-"""Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,9 +71,9 @@ class Hub:
         self.left: dict[int, Leave] = {}
         self.formed = False
         self._size, self._fingerprint, self._ring = size, fingerprint, ring
-        self._listener = _listen(address, size)
+        listener = _listen(address, size)
         # Noted now: whoever asks later may do so beside an abort, which closes the socket.
-        host, port, *_ = self._listener.getsockname()
+        host, port, *_ = listener.getsockname()
         self.host, self.port = str(host), int(port)
         self._members: dict[int, _Peer] = {}
         self._lock = threading.Lock()
@@ -85,12 +81,11 @@ class Hub:
         self._entered: set[int] = set()
         self._connected: set[int] = set()
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="weightsync-hub", daemon=True)
-        self._thread.start()
+        self._board = Switchboard(
+            listener, 2 * size + 16, admit=self._admit, greet=self._greet, hear=self._hear,
+            name="weightsync-hub",
+        )  # fmt: skip
+        self._board.start()
 
     def absent(self) -> list[int]:
         """The ranks that have not joined."""
@@ -134,40 +129,15 @@ class Hub:
         with self._lock:  # the table goes to everybody or to nobody
             self._closed = True
             self.tell("stop", why=why)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
-        self._thread.join()
+        self._board.close()
 
     # -- the thread --------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._woken:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        self._hear(key.data)
-        finally:
-            self._shut()
+    def _admit(self, connection: socket.socket) -> _Peer:
+        return _Peer(Wire(connection))
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # it went away again
-        if len(self._selector.get_map()) > 2 * self._size + 16:
-            connection.close()  # these are not all ours
-            return
-        peer = _Peer(Wire(connection))
-        peer.wire.patience(_SEND_LIMIT)
-        self._selector.register(peer.wire, selectors.EVENT_READ, peer)
-        try:
-            peer.wire.send("challenge", nonce=peer.nonce)
-        except OSError:
-            self._drop(peer)
+    def _greet(self, peer: _Peer) -> None:
+        peer.wire.send("challenge", nonce=peer.nonce)
 
     def _hear(self, peer: _Peer) -> None:
         try:
@@ -199,11 +169,7 @@ class Hub:
         self._ring()
 
     def _join(self, peer: _Peer, message: Message) -> None:
-        rank, nonce = fetch(message, "rank", int), fetch(message, "nonce", str)
-        if not secrets.compare_digest(
-            fetch(message, "proof", str), proof(self.secret, "join", rank, peer.nonce)
-        ):
-            raise TransportError("somebody without the round's secret tried to join")
+        rank, nonce = joining(message, self.secret, peer.nonce)
         if not 0 < rank < self._size or rank in self._members:
             raise TransportError(f"rank {rank} is not one that is missing")
         peer.rank = rank
@@ -236,21 +202,8 @@ class Hub:
         if peer.rank is not None and not peer.done:
             self.left.setdefault(peer.rank, Leave(error, time.monotonic()))
             self.table.stop(f"rank {peer.rank} left: {error}")
-        self._drop(peer)
+        self._board.drop(peer)
         self._ring()
-
-    def _drop(self, peer: _Peer) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(peer.wire)
-        peer.wire.close()
-
-    def _shut(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Peer):
-                key.data.wire.close()
-        self._selector.close()
-        for end in (self._listener, self._waker, self._woken):
-            end.close()
 
 
 def _listen(address: str, size: int) -> socket.socket:

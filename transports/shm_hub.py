@@ -20,10 +20,8 @@ One thread serves all connections; it ends with ``close``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -37,16 +35,11 @@ from ..fsm.errors import PlanError, TransportError, WeightSyncError
 from .packets import Packets, Value, packet_socket
 from .receptions import Leave
 from .shm_pool import Memory
-from .wire import Message, names, proof
+from .switchboard import Switchboard
+from .wire import Message, joining, names, proof
 from .wire import field as fetch
 
 __all__ = ["Peer", "ShmHub"]
-
-_SEND_LIMIT = 5.0
-"""Seconds for a message of a few bytes to fit into a socket. Who does not read for so long is gone."""
-
-_MOMENT = 0.01
-"""Seconds to leave a knock unanswered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,13 +105,11 @@ class ShmHub:
         self._cut: dict[int, str] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._listener = _listen(self.path, size)
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="weightsync-shm", daemon=True)
-        self._thread.start()
+        self._board = Switchboard(
+            _listen(self.path, size), 2 * size + 16, admit=self._admit, greet=self._greet, hear=self._hear,
+            name="weightsync-shm",
+        )  # fmt: skip
+        self._board.start()
 
     @property
     def members(self) -> Mapping[int, Peer]:
@@ -168,9 +159,8 @@ class ShmHub:
             for peer in self.counting.values():
                 if not peer.done:
                     self._say(peer, "stop", why=why)
-            with contextlib.suppress(OSError):
-                self._waker.send(b"x")
-        self._thread.join()
+        self._board.close()
+        self.path.unlink(missing_ok=True)
 
     def _say(self, peer: Peer, kind: str, *fds: int, **body: Value) -> None:
         try:
@@ -180,35 +170,11 @@ class ShmHub:
 
     # -- the thread --------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is self._woken:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        self._hear(key.data)
-        finally:
-            self._shut()
+    def _admit(self, connection: socket.socket) -> Peer:
+        return Peer(Packets(connection, self._session))
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            time.sleep(_MOMENT)  # it went away again; or no descriptor is left, and it still knocks
-            return
-        if len(self._selector.get_map()) > 2 * self._size + 16:
-            connection.close()  # these are not all ours
-            return
-        peer = Peer(Packets(connection, self._session))
-        peer.wire.patience(_SEND_LIMIT)
-        self._selector.register(peer.wire, selectors.EVENT_READ, peer)
-        try:
-            peer.wire.send("challenge", nonce=peer.nonce)
-        except OSError:
-            self._drop(peer)
+    def _greet(self, peer: Peer) -> None:
+        peer.wire.send("challenge", nonce=peer.nonce)
 
     def _hear(self, peer: Peer) -> None:
         try:
@@ -255,11 +221,7 @@ class ShmHub:
             peer.at, peer.since = bucket, time.monotonic()
 
     def _join(self, peer: Peer, message: Message) -> None:
-        rank, nonce = fetch(message, "rank", int), fetch(message, "nonce", str)
-        if not secrets.compare_digest(
-            fetch(message, "proof", str), proof(self.secret, "join", rank, peer.nonce)
-        ):
-            raise TransportError("somebody without the round's secret tried to join")
+        rank, nonce = joining(message, self.secret, peer.nonce)
         with self._lock:
             welcome = 0 <= rank < self._size and rank not in self._members and rank not in self._cut
         if not welcome:
@@ -279,22 +241,8 @@ class ShmHub:
         if peer.rank is not None and not peer.done:
             with self._lock:
                 self.left.setdefault(peer.rank, Leave(error, time.monotonic()))
-        self._drop(peer)
+        self._board.drop(peer)
         self._ring()
-
-    def _drop(self, peer: Peer) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(peer.wire)
-        peer.wire.close()
-
-    def _shut(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Peer):
-                key.data.wire.close()
-        self._selector.close()
-        for end in (self._listener, self._waker, self._woken):
-            end.close()
-        self.path.unlink(missing_ok=True)
 
 
 def _listen(path: Path, size: int) -> socket.socket:

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import hmac
 import json
+import secrets
 import socket
 import threading
 from typing import Any, TypeVar, final
 
 from ..fsm.errors import TransportError
 
-__all__ = ["Message", "Wire", "field", "names", "proof"]
+__all__ = ["Message", "Wire", "field", "joining", "names", "proof"]
 
 _LONGEST = 1 << 16
 """Bytes of one line. The longest message carries an address."""
@@ -31,6 +32,18 @@ def proof(secret: str, *parts: object) -> str:
     """What only somebody who knows ``secret`` can say about ``parts``."""
     text = json.dumps([str(part) for part in parts])
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def joining(message: Message, secret: str, nonce: str) -> tuple[int, str]:
+    """The rank that wants to join, and its own nonce; ``nonce`` is the one that it was sent.
+
+    Raises:
+        TransportError: it does not prove that it knows the secret.
+    """
+    rank = field(message, "rank", int)
+    if not secrets.compare_digest(field(message, "proof", str), proof(secret, "join", rank, nonce)):
+        raise TransportError("somebody without the round's secret tried to join")
+    return rank, field(message, "nonce", str)
 
 
 def field(message: Message, name: str, kind: type[Value]) -> Value:

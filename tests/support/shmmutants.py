@@ -125,14 +125,14 @@ def letting_go_is_believed_in_any_order() -> None:
 
 def the_endpoint_outlives_its_round() -> None:
     """Its path stays."""
-    shut = ShmHub._shut
+    close = ShmHub.close
 
-    def forgetful(self: ShmHub) -> None:
-        shut(self)
+    def forgetful(self: ShmHub, why: str) -> None:
+        close(self, why)
         with contextlib.suppress(OSError):
             Path(self.path).touch()
 
-    Changed(ShmHub, "_shut", forgetful)
+    Changed(ShmHub, "close", forgetful)
 
 
 def a_full_collection_is_asked_for() -> None:
