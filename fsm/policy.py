@@ -116,7 +116,7 @@ class Policy:
     raise_on_failure: bool = False
     bucket_bytes: int = 64 * 1024 * 1024
     verify: Literal["sampled", "full", "off"] = "sampled"
-    verify_turns: int = 16
+    verify_turns: int = 32
     cast: str | None = None
     only: tuple[str, ...] = ()
     lease: float = 10.0

@@ -26,7 +26,7 @@ __all__ = ["LEAST", "WHOLE", "Part", "part_of", "part_of_version", "parted", "ta
 LEAST = 4096
 """Bytes; no part of a tensor is smaller."""
 
-_LINE = 64  # parts begin where words of any size do
+_LINE = 256  # parts begin where words of any size do, and where a cast has whole steps (transports/octets.py)
 _MARK = re.compile(r"(\d{1,9})/(\d{1,9}):")
 
 

@@ -52,8 +52,8 @@ def test_a_part_is_a_fair_share_that_starts_at_a_word(nbytes: int, turns: int, v
     """No more than its share, but for what is small; never nothing, but of nothing."""
     start, stop = part_of_version(version, turns).range(nbytes)
     assert 0 <= start <= stop <= nbytes
-    assert start % 64 == 0
-    assert stop - start <= max(nbytes / turns, 2 * LEAST) + 64
+    assert start % 256 == 0
+    assert stop - start <= max(nbytes / turns, 2 * LEAST) + 256
     assert (stop - start > 0) == (nbytes > 0)
     if nbytes <= LEAST:
         assert (start, stop) == (0, nbytes)
@@ -76,8 +76,8 @@ def test_any_other_text_is_of_everything(text: str) -> None:
 
 
 def test_the_policy_says_what_is_compared() -> None:
-    """Sampled in 16 turns if nothing else is said."""
-    assert Policy().part(35) == Part(3, 16)
+    """Sampled in 32 turns if nothing else is said."""
+    assert Policy().part(35) == Part(3, 32)
     assert Policy(verify_turns=10).part(35) == Part(5, 10)
     assert Policy(verify="full").part(35) == WHOLE
     assert Policy(verify="off").part(35) is None

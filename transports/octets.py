@@ -10,8 +10,9 @@ arrive as they left.
 
 The exception is a tensor that is to be *cast*: its bytes are those of its numbers in another dtype. It is
 cast on the way, block by block, right into the bytes that are asked for. Blocks lie at fixed places of the
-tensor and are cast whole, because what becomes of a NaN depends, in torch, on its place in the call: so any
-range has the same bytes, whoever asks for it, and the digest is that of what was sent.
+tensor, because what becomes of a NaN depends, in torch, on its place in the call: so any range has the same
+bytes, whoever asks for it, and the digest is that of what was sent. Of a block at the end of a range only as
+many steps are cast as are asked for, where a step by itself turns out the same, and else the whole block.
 
 Contiguous bytes are copied by numpy, on the calling thread alone. torch would spread each copy over its
 threads, which gains nothing for memory that is not in a cache and costs several times as much on a machine
@@ -41,7 +42,10 @@ Octets = NDArray[np.uint8]
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_BLOCK = 32_704
+_STEP = 128
+"""Numbers. torch casts so many, or a divisor, at a time, and has another way for what is left in the end."""
+
+_BLOCK = 255 * _STEP
 """Numbers that are cast at once: from 32768 on, torch would spread them over its threads."""
 
 CHUNK = 32 * _BLOCK
@@ -156,38 +160,62 @@ def write(tensor: torch.Tensor, start: int, stop: int, octets: Octets) -> None:
 
 
 def _read_cast(cast: Cast, start: int, stop: int, into: Octets) -> None:
-    """The same of numbers that are cast: whole blocks right into their place, the rest by a spare one."""
+    """The same of numbers that are cast: whole units right into their place, both ends by a spare one."""
     tensor, size = cast.tensor.detach(), cast.element_size()
-    block, total = _BLOCK * size, tensor.numel() * size
-    first, last = -(-start // block) * block, total if stop == total else stop // block * block
+    unit, total = size * (_STEP if _by_steps(tensor.dtype, cast.dtype) else _BLOCK), tensor.numel() * size
+    first, last = -(-start // unit) * unit, total if stop == total else stop // unit * unit
     if first >= last or (into.ctypes.data + first - start) % size:
         first = last = start
     numbers = _Numbers(tensor)
     if first < last:
         line = torch.from_numpy(into[first - start : last - start]).view(cast.dtype)
-        for low, out in zip(range(first // size, last // size, _BLOCK), line.split(_BLOCK), strict=True):
-            out.copy_(numbers(low))
+        for low, high in _calls(first // size, last // size):
+            line[low - first // size : high - first // size].copy_(numbers(low, high))
     for here, end in ((start, first), (last, stop)):
-        for low in range(here // block * block, end if here < end else 0, block):
-            spare = numbers(low // size).to(cast.dtype).view(torch.uint8).numpy()
-            some = slice(max(here - low, 0), end - low)
-            into[max(low, here) - start : min(low + block, end) - start] = spare[some]
+        top = min(-(-end // unit) * unit, total) if here < end else 0
+        for low, high in _calls(here // unit * unit // size, top // size):
+            spare = numbers(low, high).to(cast.dtype).view(torch.uint8).numpy()
+            begin, until = max(here, low * size), min(end, high * size)
+            into[begin - start : until - start] = spare[begin - low * size : until - low * size]
+
+
+def _calls(low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Numbers ``low`` to ``high``, cut where blocks begin."""
+    while low < high:
+        stop = min((low // _BLOCK + 1) * _BLOCK, high)
+        yield low, stop
+        low = stop
+
+
+@cache
+def _by_steps(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a step, and what is left over after steps, is cast as it would be in the middle of a block.
+
+    Here and now, by trying: it depends on torch, and on the processor.
+    """
+    lot = torch.Generator().manual_seed(1)
+    words = torch.randint(0, 256, (_BLOCK * given.itemsize,), generator=lot, dtype=torch.uint8)
+    words = words.view(_WORDS[given.itemsize])
+    if given.itemsize > 1:  # of those of one byte, chance makes enough that are no numbers
+        words[::3] |= torch.tensor(math.inf, dtype=given).view(words.dtype)
+    numbers = words.view(given)
+    steps = [numbers[low : low + _STEP].to(wanted).view(torch.uint8) for low in range(0, _BLOCK, _STEP)]
+    return torch.equal(torch.cat(steps), numbers.to(wanted).view(torch.uint8))
 
 
 class _Numbers:
-    """The numbers of a tensor, block by block, in logical order, side by side and in this memory."""
+    """The numbers of a tensor, a few at a time, in logical order, side by side and in this memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         in_order = tensor.is_cpu and tensor.is_contiguous()
         self._tensor = tensor
         self._line = tensor.as_strided((tensor.numel(),), (1,)) if in_order else None
 
-    def __call__(self, low: int) -> torch.Tensor:
-        """Those of the block that begins at number ``low``."""
+    def __call__(self, low: int, high: int) -> torch.Tensor:
+        """Those from number ``low`` to ``high``."""
         if self._line is not None:
-            return self._line[low : low + _BLOCK]
-        tensor = self._tensor
-        size, high = tensor.element_size(), min(low + _BLOCK, tensor.numel())
+            return self._line[low:high]
+        tensor, size = self._tensor, self._tensor.element_size()
         numbers = torch.empty(high - low, dtype=tensor.dtype)
         read(tensor, low * size, high * size, numbers.view(torch.uint8).numpy())
         return numbers
