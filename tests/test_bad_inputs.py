@@ -241,7 +241,7 @@ def test_a_version_that_falls(refusing: Refusing) -> None:
 def test_a_number_that_stands_for_other_bytes(refusing: Refusing) -> None:
     """Both digests are said."""
     refusing.sync.begin(1, FakeWeights(1), version=5, snapshot=False).wait()
-    part = part_of_version(5, 16)
+    part = part_of_version(5, 32)
     known, other = FakeWeights(1).digest(part), FakeWeights(2).digest(part)
     refusing.refuses(
         VersionBound,

@@ -5,6 +5,7 @@ import fcntl
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -43,7 +44,7 @@ from weightsync.transports.collective import CollectiveTransport
 from weightsync.transports.digest import digest
 from weightsync.transports.memory import MemoryTransport
 from weightsync.transports.packets import Packets, packet_socket
-from weightsync.transports.packing import unpack
+from weightsync.transports.packing import pack, unpack
 from weightsync.transports.private_folder import PrivateFolder, inhabited
 from weightsync.transports.segment import Segment
 from weightsync.transports.shm_hub import ShmHub
@@ -85,9 +86,9 @@ class Order:
             self.note("written", bucket.index, found[0].id, found[1])
             return found
 
-        def shows(round: Any, *args: Any) -> None:
+        def shows(round: Any, *args: Any, last: bool) -> None:
             self.note("shown", args[0])
-            show(round, *args)
+            show(round, *args, last=last)
 
         monkeypatch.setattr(ShmHub, "_heard", hears)
         monkeypatch.setattr(shm_inlet._ShmInlet, "_say", says)
@@ -407,7 +408,7 @@ class TestLosses:
         """They are out of it within a moment, and serve what they had."""
         own = engines("e0", "e1")
 
-        def broken(*_: Any) -> None:
+        def broken(*_: Any, **__: Any) -> None:
             raise Injected(where)
 
         with Bench(own, SharedMemoryTransport()) as bench:
@@ -538,6 +539,70 @@ class TestStrangers:
         assert eventually(lambda: 0 in endpoint.hub.left)
         assert "let go of bucket" in str(endpoint.hub.left[0].error)
         wire.close()
+
+    @pytest.mark.parametrize(
+        ("how", "other", "words"),
+        [
+            ("ring", {"bucket": 1, "last": 1}, "buckets 1 to 1 came where 0 was due"),
+            ("ring", {"last": 1}, "each lies by itself"),
+            ("ring", {"segment": "another"}, "never handed over"),
+            ("ring", {"at": "0"}, "has no int 'at'"),
+            ("ring", {"at": 1 << 40}, "1099511627776"),
+            ("aliases", {"last": -1}, "buckets 0 to -1 came"),
+            ("aliases", {"last": 1 << 40}, "came where 0 was due"),
+            ("aliases", {"at": 64}, "bucket 0 lies at 64, not at 0"),
+            ("aliases", {"last": None}, "has no int 'last'"),
+        ],
+    )
+    def test_a_word_about_buckets_is_checked_before_anything_is_read(
+        self, how: str, other: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever the trainer says of where they lie; the engine keeps what it has, and goes on."""
+        own = engines("e0", aliases=how == "aliases")
+        tell = ShmHub.tell
+
+        def lies(hub: ShmHub, kind: str, whom: Any, **body: Any) -> None:
+            tell(hub, kind, whom, **(body | other if kind == "bucket" else body))
+
+        with Bench(own, SharedMemoryTransport(), policy=quick(bucket_bytes=40)) as bench:
+            bench.works()
+            with monkeypatch.context() as patch:
+                patch.setattr(ShmHub, "tell", lies)
+                result = bench.fails(
+                    TransportError, engine="e0", phase=("Broadcasting", "Awaiting"), bucket=ANY
+                )
+            assert re.search(words, str(result.error))
+            bench.works()
+
+    def test_who_only_looks_is_told_of_all_buckets_in_one_word(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Who copies is told of each. If the trainer takes its time, nobody is without a word for long."""
+        own = [*engines("a looks", aliases=True), *engines("b copies")]
+        told: list[tuple[int, int, int]] = []
+        say = ShmHub._say
+
+        def hears(hub: ShmHub, peer: Any, kind: str, *fds: int, **body: Any) -> None:
+            if kind == "bucket":
+                told.append((peer.rank, body["bucket"], body["last"]))
+            say(hub, peer, kind, *fds, **body)
+
+        monkeypatch.setattr(ShmHub, "_say", hears)
+        with Bench(own, SharedMemoryTransport(), policy=quick(bucket_bytes=120)) as bench:
+            bench.works()
+            count = len({first for rank, first, _ in told if rank == 1})
+            assert count > 2
+            assert [each for each in told if each[0] == 0] == [(0, 0, count - 1)]
+            assert [each for each in told if each[0] == 1] == [(1, each, each) for each in range(count)]
+            told.clear()
+
+            def slow(*args: Any) -> None:
+                time.sleep(0.25)
+                pack(*args)
+
+            monkeypatch.setattr("weightsync.transports.shm.pack", slow)
+            bench.works()
+            words = [(first, last) for rank, first, last in told if rank == 0]
+            assert len(words) > count / 3
+            assert [each for first, last in words for each in range(first, last + 1)] == list(range(count))
 
     def test_an_engine_of_the_round_before_finds_nothing(self) -> None:
         """Its endpoint is gone; a ticket that was kept leads nowhere, and the new round is not disturbed."""

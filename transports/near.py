@@ -108,7 +108,7 @@ class NearTransport(ABC, Generic[M]):
             for bucket in plan.buckets:
                 segment, at = round.room(plan, bucket, port)
                 self._write(plan, bucket, tensors, segment, at)
-                round.show(bucket.index, segment, at)
+                round.show(bucket.index, segment, at, last=bucket is plan.buckets[-1])
                 port.bucket_sent(bucket.index)
             port.all_sent()
 

@@ -5,7 +5,7 @@
                                  join(rank, ...)    a proof that it knows the secret; plan, and what it holds
     welcome(proof, alive)                           and so does the hub; the segments that still exist
     segment(id, size, handle) + fds                 memory to map, once for each process
-    bucket(bucket, segment, at)                     a bucket lies there
+    bucket(bucket, last, segment, at)               the buckets from one to the other lie there
                                  released(bucket)   no view of it is left, if it was a slot of a ring
                                  taken(bucket)      it is through with this one, of a whole version
                                  beat(bucket)       it lives, and is at this bucket
@@ -135,10 +135,11 @@ class ShmHub:
                 self._say(peer, "segment", *fds, id=segment.id, size=segment.size, handle=list(handle))
                 peer.mapped.add(segment.id)
 
-    def tell(self, kind: str, **body: str | int) -> None:
-        """Tell every rank that counts."""
+    def tell(self, kind: str, whom: Callable[[Peer], bool], **body: str | int) -> None:
+        """Tell every rank that counts, and that is meant."""
         for peer in self.counting.values():
-            self._say(peer, kind, **body)
+            if whom(peer):
+                self._say(peer, kind, **body)
 
     def cut(self, rank: int, why: str) -> None:
         """Count on this rank no more: it is told, and gets nothing further. Idempotent."""

@@ -258,24 +258,23 @@ class _ShmInlet:
     # -- buckets ----------------------------------------------------------------------------------------
 
     def _frames(self, wire: Packets) -> Iterator[Bucketful]:
-        layout, whole = layout_of(self._plan), None
+        layout, told, last, whole = layout_of(self._plan), dict[str, Any](), -1, None
         for bucket in self._plan.buckets:
-            what, lease = f"bucket {bucket.index}", None
-            told = self._next(wire, "bucket", what)
-            if field(told, "bucket", int) != bucket.index:
-                raise TransportError(f"bucket {told['bucket']} came where {bucket.index} was due")
-            segment, at = _process.find(self._folder, field(told, "segment", str)), field(told, "at", int)
-            self._bucket, views = bucket.index, None
+            lease, views = None, None
+            if bucket.index > last:
+                told = self._next(wire, "bucket", f"bucket {bucket.index}")
+                last = self._checked(told, bucket.index)
+            segment = _process.find(self._folder, field(told, "segment", str))
+            self._bucket = bucket.index
             if told.get("whole") is True:
-                if at != layout.starts[bucket.index]:
-                    raise TransportError(f"{what} lies at {at}, not at {layout.starts[bucket.index]}")
+                at = layout.starts[bucket.index]
                 if whole is None:
                     whole, _ = segment.lease(0, layout.size)
                 data = whole[at : at + bucket.nbytes]
                 if self._aliases and layout.viewable:
                     views = layout.views(self._plan, bucket.index, whole)
             else:
-                data, lease = segment.lease(at, bucket.nbytes)
+                data, lease = segment.lease(field(told, "at", int), bucket.nbytes)
             frame = Bucketful(bucket.index, data, views, self._reach.copy)
             del data, views
             yield frame
@@ -285,10 +284,22 @@ class _ShmInlet:
             if lease is not None:
                 self._refuse_kept(lease, bucket.index)
                 self._say(wire, "released", bucket=bucket.index)
-            elif bucket.index % _EVERY == _EVERY - 1:
+            elif bucket.index % _EVERY == _EVERY - 1 and not self._aliases:
                 # A version is not written again as long as anything refers to it: this is only how far it is.
                 self._say(wire, "taken", bucket=bucket.index)
         self._complete = True
+
+    def _checked(self, told: Message, due: int) -> int:
+        """The last bucket that a word is of; it must begin with the one that is due."""
+        first, last, at = field(told, "bucket", int), field(told, "last", int), field(told, "at", int)
+        if first != due or not first <= last < len(self._plan.buckets):
+            raise TransportError(f"buckets {first} to {last} came where {due} was due")
+        if told.get("whole") is not True and last != first:
+            raise TransportError(f"buckets {first} to {last} are told in one word, and each lies by itself")
+        if told.get("whole") is True and at != layout_of(self._plan).starts[first]:
+            starts = layout_of(self._plan).starts
+            raise TransportError(f"bucket {first} lies at {at}, not at {starts[first]}")
+        return last
 
     def _refuse_kept(self, lease: weakref.ref[Any], bucket: int) -> None:
         """What is still viewed would change under whoever views it: he is told now."""

@@ -29,7 +29,10 @@ _GRACE = 1.0
 """Seconds from when a rank left until its engine must have said why. After that, nothing more will come."""
 
 _WINDOW = 48
-"""Buckets of a version that an engine may be behind; it says how far it is every few of them."""
+"""Buckets of a version that an engine which copies may be behind; it says how far it is every few of them."""
+
+_SIGN = 0.2
+"""Seconds after which an engine that only looks is told of the buckets that lie there meanwhile."""
 
 _MOMENT = 0.2
 """Seconds for a word that is on its way on this host."""
@@ -58,6 +61,7 @@ class ShmRound(Generic[M]):
         self._ended = False
         self._segment: M | None = None
         self._spares: dict[int, M] = {}
+        self._untold: tuple[int, int, float] | None = None
         self._slot_size = 0
         self._out: set[Participant] = set()
         self._beats = 0
@@ -146,7 +150,7 @@ class ShmRound(Generic[M]):
         if self.whole:
             # Nothing is written where anybody reads; but words that nobody takes fill the socket.
             ahead = bucket.index - _WINDOW
-            self._wait(port, f"taking bucket {ahead}", lambda: self._reading(ahead, cut=False))
+            self._wait(port, f"taking bucket {ahead}", lambda: self._copying(ahead))
             return segment, layout_of(plan).starts[bucket.index]
         slots = segment.size // self._slot_size
         before, slot = bucket.index - slots, bucket.index % slots
@@ -157,9 +161,25 @@ class ShmRound(Generic[M]):
         spare = self._spares.get(slot)
         return (segment, slot * self._slot_size) if spare is None else (spare, 0)
 
-    def show(self, bucket: int, segment: M, at: int) -> None:
-        """Tell every rank that counts where the bucket lies."""
-        self.hub.tell("bucket", bucket=bucket, segment=segment.id, at=at, whole=self.whole)
+    def show(self, bucket: int, segment: M, at: int, *, last: bool) -> None:
+        """Tell every rank that counts where the bucket lies; whether it is the ``last`` one.
+
+        Who copies a version begins at once. Who has only to look at it is told of many buckets in one word,
+        because each word costs both ends more than to look.
+        """
+        where: dict[str, str | int] = {"segment": segment.id, "whole": self.whole}
+        self.hub.tell(
+            "bucket", lambda peer: not self._looks(peer), bucket=bucket, last=bucket, at=at, **where
+        )
+        if not self.whole:
+            return
+        now = time.monotonic()
+        first, start, since = self._untold or (bucket, at, now)
+        if last or now - since >= _SIGN:
+            self.hub.tell("bucket", self._looks, bucket=first, last=bucket, at=start, **where)
+            self._untold = None
+        else:
+            self._untold = first, start, since
 
     def look(self, port: Port) -> float | None:
         """Fire new losses, and note signs of life. Hands back when it wants to look again, in seconds."""
@@ -210,6 +230,15 @@ class ShmRound(Generic[M]):
             for rank, peer in self.hub.members.items()
             if peer.released <= bucket and (rank not in counting) is cut and self._may_view(peer)
         }
+
+    def _looks(self, peer: Peer) -> bool:
+        """Whether its engine copies nothing, and uses what lies there."""
+        return self.whole and peer.aliases
+
+    def _copying(self, bucket: int) -> set[int]:
+        """The ranks that have yet to copy this bucket of a version."""
+        peers = self.hub.members
+        return {rank for rank in self._reading(bucket, cut=False) if not self._looks(peers[rank])}
 
     def _may_view(self, peer: Peer) -> bool:
         """Whether its process may have a view of the ring: until it says that it has none, or is dead."""
