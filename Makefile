@@ -87,7 +87,7 @@ bench-samehost: $(RUNTIME) $(VERL)/.installed ## measure hand-overs on one host 
 # -------------------------------------------------------------------------------------------------- checking
 
 test: $(DEV) lint types ## lint, types, all tests, and at least 95 % branch coverage of the core
-	$(BIN)/python -m coverage run -m pytest -m '$(SELECT)' $(ARGS)
+	$(BIN)/python -m coverage run --source fsm -m pytest -m '$(SELECT)' $(ARGS)
 	$(BIN)/python -m coverage report --include 'fsm/*' --fail-under 95
 
 quick: $(DEV) ## only the tests that take no time
