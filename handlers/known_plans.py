@@ -43,8 +43,9 @@ class KnownPlans:
         return plan
 
     def taken(self, plan: Plan) -> None:
-        """A commit has written what this plan brought."""
-        self._taken = plan
+        """A commit has written what this plan brought. Of a part of the weights it says less than of all."""
+        if not plan.partial or self._taken is None or self._taken.partial:
+            self._taken = plan
 
     def check(self, plan: Plan, expected: Expectation, sink: Sink) -> None:
         """Whether the plan is the one that is meant, and fits.

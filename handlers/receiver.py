@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..fsm.engine import Answer, EngineMachine
 from ..fsm.engine_table import AllApplied, CommitBroke, CommitOrdered, FrameSeen, Session, ViewClosed
 from ..fsm.errors import (
     EngineAsleep,
+    EngineError,
     EngineGone,
     IllegalEvent,
     PlanUnknown,
@@ -226,10 +227,9 @@ class Receiver:
             is.
         """
         self._fault("abort")
-        if not self._asleep():
-            with suppress(WeightsGone), self._losing(session):
-                self._plans.check_taken(self._sink)
         answer = self._rank.abort(session)
+        if not self._still_there(session):
+            answer = Answer.torn
         self._opens.tell()
         self._fault("aborted")
         return answer
@@ -276,6 +276,22 @@ class Receiver:
         except WeightsGone:
             self._rank.lose_weights(session)
             raise
+
+    def _still_there(self, session: Session) -> bool:
+        """Whether the weights are what the last commit left, as far as anybody can say now."""
+        try:
+            if not self._asleep():
+                with self._losing(session):
+                    self._plans.check_taken(self._sink)
+        except WeightsGone:
+            return False
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the engine's own code, which an abort must survive
+            _LOGGER.warning(
+                "engine %s could not be looked at: %s: %s", self.engine, type(error).__name__, error
+            )
+        return True
 
     def _answered(self, session: Session) -> bool:
         """Whether the open of ``session`` is done, or can no longer succeed."""
