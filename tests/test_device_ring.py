@@ -140,9 +140,9 @@ class TestOrder:
             finish(self)
             note("finished", id(self))
 
-        def tells(self: ShmHub, kind: str, **body: Any) -> None:
+        def tells(self: ShmHub, kind: str, whom: Any, **body: Any) -> None:
             note("shown", id(device), body.get("bucket"))
-            tell(self, kind, **body)
+            tell(self, kind, whom, **body)
 
         def says(self: Any, wire: Any, kind: str, **body: Any) -> None:
             if kind == "released":
