@@ -89,7 +89,9 @@ def called(where: str, name: str, value: object, needed: str = "a function is ne
 
 
 def patterns(where: str, name: str, value: object) -> tuple[str, ...]:
-    """Patterns of names, as a tuple. One string alone would be taken for its letters."""
+    """Patterns of names, as a tuple; none for None. One string alone would be taken for its letters."""
+    if value is None:
+        return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise refusal(
             where, name, value, "a list of patterns is needed, such as ('*.lora_A.*', '*.lora_B.*')"
@@ -97,7 +99,17 @@ def patterns(where: str, name: str, value: object) -> tuple[str, ...]:
     found = tuple(value)
     for each in found:
         text(where, name, each, "each pattern is a string that is not empty")
+    if not found:  # a list that came out empty would send everything, over what was to stay
+        raise refusal(where, name, value, f"no pattern is in it; leave {name} out to send everything")
     return found
+
+
+def dtype(where: str, name: str, value: object, known: Iterable[str]) -> str:
+    """The name of a dtype, given as such or as torch's own."""
+    given = str(value).removeprefix("torch.") if type(value).__name__ == "dtype" else value
+    if not isinstance(given, str) or given not in known:
+        raise refusal(where, name, given, f"choose from {', '.join(map(repr, known))}")
+    return given
 
 
 def flag(where: str, name: str, value: object) -> None:

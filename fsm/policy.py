@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,7 +93,8 @@ class Policy:
             than 1 reach every part only if that step and this number have no common factor.
         cast: floating-point tensors are sent as this dtype, e.g. ``"bfloat16"``; others as they are.
         only: patterns of names, as those of files (``fnmatchcase``): what matches none of them is not sent,
-            and the engines keep what they have of it. ``LORA`` are those of adapters. By default all is sent.
+            and the engines keep what they have of it. Each must match something, but for those of ``LORA``,
+            which are the names of adapters. By default all is sent.
         lease: seconds the lock outlives its holder.
 
     Raises:
@@ -118,7 +120,7 @@ class Policy:
     verify: Literal["sampled", "full", "off"] = "sampled"
     verify_turns: int = 32
     cast: str | None = None
-    only: tuple[str, ...] = ()
+    only: Iterable[str] | None = None
     lease: float = 10.0
 
     def __post_init__(self) -> None:
@@ -135,8 +137,9 @@ class Policy:
         self._choice("when_busy", ("wait", "block", "refuse", "coalesce", "skip"))
         self._choice("verify", ("sampled", "full", "off"))
         if self.cast is not None:
-            self._choice("cast", tuple(CASTS))
-        object.__setattr__(self, "only", checks.patterns("Policy", "only", self.only))
+            object.__setattr__(self, "cast", checks.dtype("Policy", "cast", self.cast, CASTS))
+        if self.only is not None:
+            object.__setattr__(self, "only", checks.patterns("Policy", "only", self.only))
         self._check_quorum()
 
     def limits(self) -> Limits:

@@ -22,6 +22,7 @@ __all__ = [
     "Mismatch",
     "TensorSpec",
     "Tie",
+    "advice",
     "check_specs",
     "check_ties",
     "diff",
@@ -125,6 +126,18 @@ def has_memory(tensor: Any) -> bool:
     end: int = (last + 1) * tensor.element_size()
     room: int = tensor.untyped_storage().nbytes()
     return room >= end
+
+
+def advice(mismatches: Iterable[Mismatch]) -> str:
+    """What helps if they differ in the dtype alone, as when one side trains in more digits; else nothing."""
+    held = set()
+    for each in mismatches:
+        if each.sent is None or each.held is None or each.sent.shape != each.held.shape:
+            return ""
+        if each.sent.dtype not in CASTS or each.held.dtype not in CASTS:
+            return ""
+        held.add(each.held.dtype)
+    return f"; Policy(cast={held.pop()!r}) sends numbers as the engine holds them" if len(held) == 1 else ""
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

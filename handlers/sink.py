@@ -27,7 +27,7 @@ import torch
 from ..fsm import checks
 from ..fsm.errors import EngineError, PlanError, SetupError
 from ..fsm.plan import Plan
-from ..fsm.tensors import TensorSpec, diff, has_memory, spec
+from ..fsm.tensors import TensorSpec, advice, diff, has_memory, spec
 from .read_only import ReadOnly
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ class _Live:
         ]
         if lines := _unwritable(tensors) + self._forbidden(tensors):  # no plan is to blame for that
             raise EngineError(_summary(lines))
-        lines = [str(each) for each in diff(plan.tensors, held, ties=plan.ties)]
+        differing = diff(plan.tensors, held, ties=plan.ties)
+        lines = [str(each) for each in differing]
         lines += _torn_ties(tensors, covered)
         lines += [_still_torn(name) for name in sorted(self._torn - covered.keys()) if plan.partial]
         if lines:
-            raise PlanError(_summary(lines))
+            helps = advice(differing) if len(lines) == len(differing) else ""
+            raise PlanError(_summary(lines) + helps)
         self._checked = now
 
     def _forbidden(self, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -256,7 +256,7 @@ def test_an_engine_of_the_old_dtype_refuses() -> None:
 # -- what is refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["int8", "bfloat17", "complex64", "float4_e2m1fn_x2", 16, torch.bfloat16])
+@pytest.mark.parametrize("value", ["int8", "bfloat17", "complex64", "float4_e2m1fn_x2", 16, torch.int32])
 def test_only_what_numbers_can_be_cast_to_is_taken(value: Any) -> None:
     """Where it is set, and with what there is."""
     with pytest.raises(SetupError, match=r"Policy\(cast=.*choose from 'bfloat16', 'float16'"):
@@ -290,3 +290,22 @@ def test_torch_weights_take_what_the_policy_says(*, read_before: bool) -> None:
         SetupError, match="were made with cast='float16' and only=\\('b',\\), and cast='float32'"
     ):
         TorchWeights.of(weights, cast="float32")
+
+
+def test_torchs_own_dtype_will_do() -> None:
+    """A newcomer has it at hand; anything else is refused with what there is."""
+    assert Policy(cast=torch.bfloat16) == Policy(cast="bfloat16")  # type: ignore[arg-type]
+    assert TorchWeights.of({"w": torch.ones(1)}, cast=torch.float16).plan(64).tensors[0].dtype == "float16"  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match=r"Policy\(cast='int8'\): choose from 'bfloat16'"):
+        Policy(cast=torch.int8)  # type: ignore[arg-type]
+
+
+def test_who_holds_another_dtype_is_told_what_helps() -> None:
+    """A trainer in float32 and engines in bfloat16 are what everybody begins with."""
+    engine = receiver_for({"w": torch.zeros(2, dtype=torch.bfloat16), "n": torch.zeros(1)}, "e")
+    with WeightSync([LocalEngine(engine)], "memory", policy=Policy(deadline=30)) as sync:
+        failed = sync.on_train_begin({"w": torch.ones(2), "n": torch.zeros(1)})
+        assert str(failed.error).endswith("; Policy(cast='bfloat16') sends numbers as the engine holds them")
+        other = sync.on_step_end(1, {"w": torch.ones(3), "n": torch.zeros(1)})
+        assert other is not None
+        assert "cast" not in str(other.error)

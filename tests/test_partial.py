@@ -197,7 +197,16 @@ def test_a_selector_that_selects_nothing_is_refused_at_once() -> None:
     assert engine.version is None
 
 
-@pytest.mark.parametrize("value", ["*.lora_A.*", b"x", 3, ("a", 4), ("",), {"a": 1}])
+def test_each_pattern_has_to_match_something() -> None:
+    """One that is mistyped leaves half of the adapter as it was, and the round would be called good."""
+    model = {"a.lora_A": torch.ones(2), "a.lora_B": torch.ones(2), "base": torch.ones(2)}
+    with pytest.raises(PlanError, match=r"'\*lora_b\*' matches none of the 3 names; there are 'a.lora_A'"):
+        TorchWeights.of(model, only=("*lora_A*", "*lora_b*"))
+    some = {"a.lora_A": torch.ones(2), "base": torch.ones(2)}
+    assert list(TorchWeights.of(some, only=LORA).tensors) == ["a.lora_A"], "not every adapter has all of them"
+
+
+@pytest.mark.parametrize("value", ["*.lora_A.*", b"x", 3, ("a", 4), ("",), {"a": 1}, [], (), iter(())])
 def test_patterns_are_a_list_of_strings(value: Any) -> None:
     """One string alone would be taken for its letters."""
     with pytest.raises(SetupError, match=r"Policy\(only="):
@@ -210,7 +219,7 @@ def test_weights_of_another_kind_cannot_be_selected_from_in_silence() -> None:
     """They make their own plan."""
     link = LocalEngine(receiver_for({"w": torch.zeros(1)}, "a"))
     with (
-        WeightSync([link], policy=Policy(only=["w*"])) as sync,  # type: ignore[arg-type]
+        WeightSync([link], policy=Policy(only=["w*"])) as sync,
         pytest.raises(SetupError, match=r"Policy\(only=\('w\*',\)\) is for tensors, and a FakeWeights"),
     ):
         sync.on_step_end(1, FakeWeights())
@@ -222,7 +231,7 @@ def test_weights_of_another_kind_cannot_be_selected_from_in_silence() -> None:
 def test_a_plan_says_that_it_is_partial() -> None:
     """Its fingerprint does, so that ranks and engines which select otherwise know."""
     model = {"a": torch.ones(2), "b": torch.ones(3)}
-    whole, some, all_of_it = (TorchWeights.of(model, only=only).plan(64) for only in ((), ("a",), ("*",)))
+    whole, some, all_of_it = (TorchWeights.of(model, only=only).plan(64) for only in (None, ("a",), ("*",)))
     assert (whole.partial, some.partial, all_of_it.partial) == (False, True, True)
     assert (whole.tensors, whole.buckets) == (all_of_it.tensors, all_of_it.buckets)
     assert len({whole.fingerprint, some.fingerprint, all_of_it.fingerprint}) == 3

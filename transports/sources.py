@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..fsm.errors import PlanError
+from ..fsm.policy import LORA
 
 __all__ = ["deferred", "pairs"]
 
@@ -44,36 +45,58 @@ def deferred(source: Any) -> bool:
 def pairs(source: Any, only: Collection[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of ``source`` with their names, detached; several names may stand for one tensor.
 
-    What matches none of the patterns ``only`` is left out, if there are any, whatever it is.
+    What matches none of the patterns ``only`` is left out, if there are any, whatever it is. Each of them has
+    to match something: a mistyped one would leave tensors behind that belong to the others.
 
     Raises:
         PlanError: the source has no order, holds something that cannot be sent, or names one name twice; or
-            the patterns choose nothing.
+            a pattern chooses nothing.
     """
     if callable(source) and not isinstance(source, torch.nn.Module):
         source = source()
     _refuse_unordered(source)
-    chosen, left_out = re.compile("|".join(map(translate, only))), 0
-    seen: set[str] = set()
+    selector, seen = _Selector(only), set[str]()
     for number, item in enumerate(_items(source)):
         name, tensor = _named(number, item)
         if name in seen:
             raise PlanError(f"two tensors are named {name!r}; each name may come once")
         seen.add(name)
-        if only and not chosen.match(name):
-            left_out += 1
+        if only and not selector.chooses(name):
             continue
         if not _is_plain(tensor):
             tensor = _sendable(name, tensor)
         # To detach is a third of the cost of reading a small tensor; most have no gradient to leave out.
         yield name, tensor.detach() if tensor.requires_grad else tensor
-    if only and left_out == len(seen):
-        raise PlanError(_nothing(only, sorted(seen)))
+    selector.check(sorted(seen))
 
 
-def _nothing(only: Collection[str], names: list[str]) -> str:
-    """For a selector that chooses nothing: what there is to choose from."""
-    what = f"only={tuple(only)!r} matches none of the {len(names)} names"
+class _Selector:
+    """Patterns of names, and which of them have matched nothing so far."""
+
+    def __init__(self, only: Collection[str]) -> None:
+        self._only = tuple(only)
+        self._patterns = {each: re.compile(translate(each)) for each in only}
+        self._idle = set(only)
+
+    def chooses(self, name: str) -> bool:
+        """Whether any of them matches this name."""
+        matching = [each for each, pattern in self._patterns.items() if pattern.match(name)]
+        self._idle.difference_update(matching)
+        return bool(matching)
+
+    def check(self, names: list[str]) -> None:
+        """Raise PlanError if one has matched none of these names. Of an adapter's, some may be missing."""
+        idle = [each for each in self._only if each in self._idle]
+        if idle and len(idle) == len(self._patterns):
+            raise PlanError(_nothing(f"only={self._only!r}", names))
+        if mistyped := [each for each in idle if each not in LORA]:
+            which = ", ".join(map(repr, mistyped))
+            raise PlanError(_nothing(f"only={self._only!r}: {which}", names))
+
+
+def _nothing(what: str, names: list[str]) -> str:
+    """For what chooses nothing: what there is to choose from."""
+    what = f"{what} matches none of the {len(names)} names"
     if not names:
         return f"{what}: there is nothing to send"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

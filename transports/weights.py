@@ -71,7 +71,7 @@ class TorchWeights:
         *,
         groups: Iterable[Collection[str]] = (),
         cast: str | None = None,
-        only: Iterable[str] = (),
+        only: Iterable[str] | None = None,
     ) -> TorchWeights:
         """The weights of ``source``; what is a ``TorchWeights`` already stays itself.
 
@@ -79,15 +79,16 @@ class TorchWeights:
             source: a module, a mapping, (name, tensor) pairs, or a function without arguments that gives one.
             groups: names of tensors that must arrive together, in one bucket.
             cast: the dtype as which floating-point tensors are sent; by default each as it is.
-            only: patterns of names; what matches none of them is not sent. By default all is.
+            only: patterns of names; what matches none of them is not sent, and each must match something
+                (those of ``LORA`` need not). By default all is.
 
         Raises:
             PlanError: something in it cannot be sent, or ``only`` matches nothing; the message has names.
             SetupError: the groups, the dtype or the patterns are none; or ``source`` is a ``TorchWeights``
                 with others.
         """
-        if cast is not None and cast not in CASTS:
-            raise checks.refusal(_OF, "cast", cast, f"choose from {', '.join(map(repr, CASTS))}")
+        if cast is not None:
+            cast = checks.dtype(_OF, "cast", cast, CASTS)
         chosen = checks.patterns(_OF, "only", only)
         if isinstance(source, TorchWeights):
             return source.such(cast, chosen)

@@ -14,10 +14,30 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .engine import receiver_for as receiver_for
     from .follower import FollowerSync as FollowerSync
+    from .fsm.errors import EngineAsleep as EngineAsleep
+    from .fsm.errors import EngineError as EngineError
+    from .fsm.errors import EngineGone as EngineGone
+    from .fsm.errors import EngineResting as EngineResting
+    from .fsm.errors import EngineSilent as EngineSilent
+    from .fsm.errors import EngineTaken as EngineTaken
+    from .fsm.errors import EngineUnknown as EngineUnknown
+    from .fsm.errors import LeaseEnded as LeaseEnded
+    from .fsm.errors import PlanError as PlanError
+    from .fsm.errors import RankError as RankError
+    from .fsm.errors import RankFailed as RankFailed
+    from .fsm.errors import RankLost as RankLost
+    from .fsm.errors import ReceiptRefused as ReceiptRefused
+    from .fsm.errors import RoundCancelled as RoundCancelled
     from .fsm.errors import RoundInProgress as RoundInProgress
+    from .fsm.errors import RoundTimedOut as RoundTimedOut
     from .fsm.errors import SetupError as SetupError
     from .fsm.errors import SyncFailed as SyncFailed
+    from .fsm.errors import TransportError as TransportError
+    from .fsm.errors import WeightsGone as WeightsGone
     from .fsm.errors import WeightSyncError as WeightSyncError
+    from .fsm.errors import WorldMismatch as WorldMismatch
+    from .fsm.ledger import StaleVersion as StaleVersion
+    from .fsm.lock import LockError as LockError
     from .fsm.policy import LORA as LORA
     from .fsm.policy import Policy as Policy
     from .fsm.results import EngineRow as EngineRow
@@ -52,36 +72,56 @@ _HOME = {
     "CollectiveTransport": ".transports.collective",
     "CudaIpcTransport": ".transports.cuda_ipc",
     "Disposition": ".fsm.states",
+    "EngineAsleep": ".fsm.errors",
+    "EngineError": ".fsm.errors",
+    "EngineGone": ".fsm.errors",
+    "EngineResting": ".fsm.errors",
     "EngineRow": ".fsm.results",
+    "EngineSilent": ".fsm.errors",
     "EngineState": ".fsm.states",
+    "EngineTaken": ".fsm.errors",
+    "EngineUnknown": ".fsm.errors",
     "FileLedger": ".handlers.ledger",
     "FollowerSync": ".follower",
     "HealthWatch": ".handlers.monitor",
     "LORA": ".fsm.policy",
+    "LeaseEnded": ".fsm.errors",
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
+    "LockError": ".fsm.lock",
     "MemoryTransport": ".transports.memory",
     "ObjectStoreTransport": ".transports.objects",
     "Outcome": ".fsm.states",
     "PassedOver": ".fsm.results",
     "Pending": ".sync",
+    "PlanError": ".fsm.errors",
     "Policy": ".fsm.policy",
     "Progress": ".handlers.progress",
+    "RankError": ".fsm.errors",
+    "RankFailed": ".fsm.errors",
+    "RankLost": ".fsm.errors",
     "RayEngine": ".handlers.ray_engine",
     "RayLock": ".handlers.ray_lock",
     "RayReceiver": ".ray_receiver",
+    "ReceiptRefused": ".fsm.errors",
     "Retention": ".handlers.retention",
+    "RoundCancelled": ".fsm.errors",
     "RoundInProgress": ".fsm.errors",
     "RoundResult": ".fsm.results",
+    "RoundTimedOut": ".fsm.errors",
     "SetupError": ".fsm.errors",
     "SharedMemoryTransport": ".transports.shm",
+    "StaleVersion": ".fsm.ledger",
     "State": ".fsm.states",
     "StateLog": ".handlers.log",
     "SyncFailed": ".fsm.errors",
     "TorchWeights": ".transports.weights",
     "TrainerRanks": ".handlers.ranks",
+    "TransportError": ".fsm.errors",
     "WeightSync": ".sync",
     "WeightSyncError": ".fsm.errors",
+    "WeightsGone": ".fsm.errors",
+    "WorldMismatch": ".fsm.errors",
     "ray_engine": ".ray_receiver",
     "receiver_for": ".engine",
 }

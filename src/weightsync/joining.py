@@ -190,7 +190,7 @@ def weights_for(model: object, policy: Policy, *, snapshot: bool) -> Weights:
 def _as_policy_says(weights: Any, policy: Policy) -> Any:
     """Weights that are some already. What they know nothing of would be left out in silence."""
     kind = type(weights).__name__
-    if policy.cast is not None or policy.only:
+    if policy.cast is not None or policy.only is not None:
         what = f"cast={policy.cast!r}" if policy.cast is not None else f"only={policy.only!r}"
         choose = getattr(weights, "such", None)
         if not callable(choose):
@@ -198,7 +198,7 @@ def _as_policy_says(weights: Any, policy: Policy) -> Any:
                 f"Policy({what}) is for tensors, and a {kind} makes its own plan: hand tensors or "
                 f"TorchWeights over, or give {kind} a method such(cast, only)"
             )
-        weights = choose(policy.cast, policy.only)
+        weights = choose(policy.cast, tuple(policy.only or ()))
     if policy.verify == "sampled" and not takes_part(weights.digest):
         raise SetupError(
             f"Policy(verify='sampled') needs the digest of a part, and {kind}.digest takes none: let it "

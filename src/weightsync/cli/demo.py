@@ -34,7 +34,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--transport",
         metavar="NAME",
-        help="how the bytes travel: collective, or memory, which needs --threads",
+        help="how the bytes travel: auto (by default), shm, collective, objects, cuda_ipc, or memory, which "
+        "needs --threads",
     )
     parser.add_argument(
         "--out",
