@@ -258,7 +258,7 @@ class Sink(Protocol):
         """Whether it can make views of a transfer buffer the live weights, without a copy."""
 
     def manifest(self) -> tuple[TensorSpec, ...]:
-        """What the engine holds, under every name."""
+        """What the engine holds, under every name; what has no memory it does not hold. Changes nothing."""
 
     def check(self, plan: Plan) -> None:
         """Raise PlanError unless ``plan`` brings exactly what the engine holds. Changes nothing.

@@ -1,21 +1,23 @@
-"""The plans that an engine rank knows: those it was sent whole, and the one its last commit was written by.
+"""What an engine rank knows of plans: those it was sent whole, and what its commits have left of them.
 
 The second says whose mistake it is when a plan does not fit. A trainer that brings something else is refused
-with PlanError, and the engine goes on with what it has. But an engine to which its own last commit could not
-be written any more has changed since, by a reload or by giving its memory away: what it holds is proven no
-longer.
+with PlanError, and the engine goes on with what it has. But an engine that does not hold any more what its
+last commit left has changed since, by a reload or by giving its memory away: what it holds is proven no
+longer. A commit of a part leaves the rest as it was.
 """
 
 from __future__ import annotations
 
 from ..fsm.contract import Sink
-from ..fsm.errors import EngineError, PlanError, PlanUnknown, WeightsGone
+from ..fsm.errors import PlanError, PlanUnknown
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation
+from ..fsm.tensors import TensorSpec
 
 __all__ = ["KnownPlans"]
 
 _MOST = 4  # layouts that are remembered
+_SHOWN = 5
 
 
 class KnownPlans:
@@ -24,7 +26,8 @@ class KnownPlans:
     def __init__(self, name: str) -> None:
         self._name = name
         self._plans: dict[str, Plan] = {}
-        self._taken: Plan | None = None
+        self._left: dict[str, TensorSpec] = {}
+        self._last = ""
 
     def whole(self, plan: Plan | str) -> Plan:
         """The plan itself, remembered from now on, or the one with this fingerprint.
@@ -42,39 +45,46 @@ class KnownPlans:
             self._plans.pop(next(iter(self._plans)))
         return plan
 
-    def taken(self, plan: Plan) -> None:
-        """A commit has written what this plan brought. Of a part of the weights it says less than of all."""
-        if not plan.partial or self._taken is None or self._taken.partial:
-            self._taken = plan
+    def taken(self, plan: Plan, sink: Sink) -> None:
+        """A commit has written what this plan brought. What it left is remembered, once for each plan."""
+        if plan.fingerprint == self._last:
+            return
+        names = [each.name for each in plan.tensors] + [tie.name for tie in plan.ties]
+        held = {each.name: each for each in sink.manifest()}
+        left = {name: held[name] for name in names if name in held}
+        self._left = {**self._left, **left} if plan.partial else left
+        self._last = plan.fingerprint
 
     def check(self, plan: Plan, expected: Expectation, sink: Sink) -> None:
         """Whether the plan is the one that is meant, and fits.
 
         Raises:
-            PlanError: it is not, or it does not fit an engine that is what its last commit left.
-            WeightsGone: the engine is something else by now.
-            EngineError: it cannot be written at all.
+            PlanError: it is not, or it does not fit.
+            EngineError: the engine cannot be written at all.
         """
         _check_expectation(plan, expected)
-        try:
-            sink.check(plan)
-        except (PlanError, EngineError):
-            self.check_taken(sink)
-            raise
+        sink.check(plan)
 
-    def check_taken(self, sink: Sink) -> None:
-        """Whether the engine is what its last commit was written to. Compares names, shapes, dtypes.
+    def lost(self, sink: Sink) -> str:
+        """What commits have left and the engine has no more, in words; nothing if it has it all.
 
-        Raises:
-            WeightsGone: it is not.
+        Looks at names, shapes, dtypes and memory, and changes nothing.
         """
-        if self._taken is None:
-            return
-        try:
-            sink.check(self._taken)
-        except (PlanError, EngineError) as error:
-            changed = f"engine {self._name} is no longer what its last commit was written to: {error}"
-            raise WeightsGone(f"{changed}; the next round that fits brings it back") from error
+        if not self._left:
+            return ""
+        held = {each.name: each for each in sink.manifest()}
+        gone = [each for name, each in self._left.items() if held.get(name) != each]
+        if not gone:
+            return ""
+        shown = "; ".join(_now(each, held.get(each.name)) for each in gone[:_SHOWN])
+        more = f"; and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+        return f"engine {self._name} is no longer what its last commit was written to: {shown}{more}"
+
+
+def _now(left: TensorSpec, held: TensorSpec | None) -> str:
+    if held is None:
+        return f"tensor {left.name!r}: {left} was left, and the engine holds none, or has no memory for it"
+    return f"tensor {left.name!r}: {left} was left, and the engine holds {held}"
 
 
 def _check_expectation(plan: Plan, expected: Expectation) -> None:

@@ -8,8 +8,9 @@ things keep them apart:
   get their turn while it waits for bytes or is stuck.
 * A reception that is ended from outside has to be *settled* before anybody says what the engine is, and
   before its memory is written for another session.
-* The gate follows the table by one rule: when something was decided and the rank is Serving, it is open.
-  Only a session that is being opened, and waits for the gate to empty, keeps it closed.
+* The gate follows the table by one rule: when something was decided, it is open if the rank is Serving, and
+  shut if it is Quarantined. Only a session that is being opened, and waits for the gate to empty, keeps it
+  closed.
 
 A word of a session that is over changes nothing, whoever says it and however late. Every wait is bounded,
 by the limit of the session or by ``patience``.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -138,11 +139,15 @@ class Rank:
 
     # -- ending --------------------------------------------------------------------------------------------
 
-    def abort(self, session: Session) -> Answer:
-        """End the session, or an older one; the answer is given when nothing of it writes any more."""
+    def abort(self, session: Session, lost: Callable[[], str]) -> Answer:
+        """End the session, or an older one; the answer is given when nothing of it writes any more.
+
+        ``lost`` says whether the weights are gone, in words; it is asked while nothing else is decided.
+        """
         with self.turn():
             older, running = self.machine.facts.session, self._running_by(session)
             self.machine.fire(AbortOrdered(session))
+            self._look(session, lost)
             answer = self.machine.answer(session)
             self._decided(session)
             if older is not None and not self.in_session(older):
@@ -165,15 +170,24 @@ class Rank:
             self.machine.fire(AbortOrdered(session))
             self._decided(session)
 
-    def lose_weights(self, session: Session) -> None:
-        """The weights are not what they were, as was seen when ``session`` was to be opened or ended."""
+    def look(self, session: Session, lost: Callable[[], str]) -> str:
+        """Have the table hear whether the weights are gone; why, in words, or nothing.
+
+        ``session`` is the one for whose opening that is asked.
+        """
         with self.turn():
             older = self.machine.facts.session
+            why = self._look(session, lost)
+            if older is not None and not self.in_session(older):
+                self.silence.stop(older)
+            return why
+
+    def _look(self, session: Session, lost: Callable[[], str]) -> str:
+        why = lost()
+        if why:
             self.machine.fire(WeightsLost(session))
-            if self.machine.state is EngineState.Quarantined:
-                self.gate.shut()
-                if older is not None:
-                    self.silence.stop(older)
+            self._settle_gate()
+        return why
 
     def await_settled(self, running: Running | None, limit: float) -> None:
         """Raise EngineSilent unless this reception is out of the weights within ``limit`` seconds."""
@@ -208,7 +222,12 @@ class Rank:
         self._settle_gate()
 
     def _settle_gate(self) -> None:
-        """Serving means generating, unless somebody is about to open a session that the table would take."""
+        """Serving means generating, unless somebody is about to open a session that the table would take.
+
+        Quarantined means that nobody is let in.
+        """
         fenced = self.machine.facts.fenced
         if self.machine.state is EngineState.Serving and all(each.epoch <= fenced for each in self._opening):
             self.gate.open()
+        elif self.machine.state is EngineState.Quarantined:
+            self.gate.shut()  # also if it was a pause that did not come about which opened it

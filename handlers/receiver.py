@@ -11,8 +11,7 @@ Who may do what while something else is going on, is decided in ``rank.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..fsm.errors import (
     EngineError,
     EngineGone,
     IllegalEvent,
+    PlanError,
     PlanUnknown,
     SetupError,
     StaleSession,
@@ -227,9 +227,7 @@ class Receiver:
             is.
         """
         self._fault("abort")
-        answer = self._rank.abort(session)
-        if not self._still_there(session):
-            answer = Answer.torn
+        answer = self._rank.abort(session, self._lost)
         self._opens.tell()
         self._fault("aborted")
         return answer
@@ -259,8 +257,13 @@ class Receiver:
         if self._asleep():
             raise EngineAsleep(f"engine {self.engine} is asleep: wake it before weights are handed over")
         plan = self._plans.whole(plan)
-        with self._losing(session):
+        try:
             self._plans.check(plan, expected, self._sink)
+        except (PlanError, EngineError) as error:
+            self._look(session, error)
+            raise
+        if plan.partial and self._machine.facts.torn:  # a part brings back no more than it is
+            self._look(session)
         self._rank.open(session, expected, limit)
         try:
             return self._ready(session, plan, expected, limit)
@@ -268,30 +271,25 @@ class Receiver:
             self._rank.give_up(session)
             raise
 
-    @contextmanager
-    def _losing(self, session: Session) -> Iterator[None]:
-        """If it shows here that the weights are gone, the table takes that in."""
-        try:
-            yield
-        except WeightsGone:
-            self._rank.lose_weights(session)
-            raise
+    def _look(self, session: Session, cause: Exception | None = None) -> None:
+        """Raise WeightsGone if the weights are not what commits have left."""
+        why = self._rank.look(session, self._lost)
+        if why:
+            raise WeightsGone(f"{why}; the next round of all weights that fits brings it back") from cause
 
-    def _still_there(self, session: Session) -> bool:
-        """Whether the weights are what the last commit left, as far as anybody can say now."""
+    def _lost(self) -> str:
+        """Whether the weights are gone, in words, as far as that can be said now."""
         try:
-            if not self._asleep():
-                with self._losing(session):
-                    self._plans.check_taken(self._sink)
-        except WeightsGone:
-            return False
-        except EngineError:
-            raise
+            why = ""
+            for _ in range(2):  # it may fall asleep and wake meanwhile
+                why = "" if self._asleep() else self._plans.lost(self._sink)
+                if not why or self._asleep():
+                    return ""
+            return why
         except Exception as error:  # noqa: BLE001 - of the engine's own code, which an abort must survive
-            _LOGGER.warning(
-                "engine %s could not be looked at: %s: %s", self.engine, type(error).__name__, error
-            )
-        return True
+            what = f"{type(error).__name__}: {error}"
+            _LOGGER.warning("engine %s could not be looked at: %s", self.engine, what)
+            return ""
 
     def _answered(self, session: Session) -> bool:
         """Whether the open of ``session`` is done, or can no longer succeed."""
@@ -363,7 +361,7 @@ class Receiver:
         try:
             self._sink.commit(self._job.plan)
             self._fault("copied")
-            self._plans.taken(self._job.plan)
+            self._plans.taken(self._job.plan, self._sink)
             if self._on_commit is not None:
                 self._on_commit(session.version)
         except BaseException as error:

@@ -63,8 +63,9 @@ class _Live:
         self._names = _Names()
 
     def manifest(self) -> tuple[TensorSpec, ...]:
-        """What the engine holds, under every name."""
-        return tuple(_describe(name, tensor) for name, tensor in self._tensors().items())
+        """What the engine holds, under every name; what has no memory it does not hold."""
+        tensors = self._tensors().items()
+        return tuple(_describe(name, each) for name, each in tensors if not each.is_meta and has_memory(each))
 
     def check(self, plan: Plan) -> None:
         """Raise PlanError unless the plan brings exactly what the engine holds. Changes nothing.
@@ -168,7 +169,7 @@ class StagingSink(_Live):
             if staged is None or (staged.shape, staged.dtype) != (live.shape, live.dtype):
                 staged = _blank(live, device)
             self._staged[name] = staged
-        self._fits = checked
+        self._fits = checked if checked[:1] == (plan.fingerprint,) else ()
         return self._staged
 
     def commit(self, plan: Plan) -> None:

@@ -58,8 +58,9 @@ class SwapSink(StagingSink):
         self._adopted = {}
         self._into.clear()
         self._into = dict(super().open(plan))
-        if self._known is not self._checked:
-            self._known = self._checked
+        checked = self._checked if self._checked[:1] == (plan.fingerprint,) else ()
+        if not checked or self._known is not checked:
+            self._known = checked
             self._look(plan)
         return self._into
 

@@ -49,6 +49,7 @@ from weightsync.transports.private_folder import PrivateFolder, inhabited
 from weightsync.transports.segment import Segment
 from weightsync.transports.shm_hub import ShmHub
 from weightsync.transports.shm_pool import Pool
+from weightsync.transports.switchboard import SEND_LIMIT
 from weightsync.transports.wire import proof
 
 pytestmark = pytest.mark.timeout(90)
@@ -503,6 +504,37 @@ class TestStrangers:
         assert endpoint.join(good, nonce) is not None
         wire.close()
         good.close()
+
+    def test_a_word_of_another_round_keeps_nobody_waiting(self, endpoint: _Endpoint) -> None:
+        """Whoever says it has nothing more to say; others are greeted at once, and not when that is sure."""
+        wire, _ = endpoint.connect()
+        stale = Packets(wire._socket, Session("another", 4, 1))
+        stale.send("join")
+        connection = packet_socket()
+        connection.settimeout(SEND_LIMIT * 0.6)
+        connection.connect(str(endpoint.hub.path))
+        other = Packets(connection, endpoint.session)
+        message, _ = other.receive()
+        assert message is not None
+        assert message["kind"] == "challenge"
+        other.close()
+        wire.close()
+
+    def test_without_descriptors_there_is_no_endpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And nothing of one: no path, and no socket that somebody might still knock at."""
+
+        def exhausted() -> Any:
+            raise OSError(24, "Too many open files")
+
+        before = levels()
+        with monkeypatch.context() as patch:
+            patch.setattr("weightsync.transports.switchboard.socket.socketpair", exhausted)
+            with pytest.raises(OSError, match="Too many open files"):
+                _Endpoint(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        assert levels() == before
 
     def test_another_plan_is_the_loss_of_that_rank(self, endpoint: _Endpoint) -> None:
         """It is told as what it is."""

@@ -95,8 +95,11 @@ class Packets:
             self._socket.sendmsg([content, _SUM.pack(zlib.crc32(content))], beside)
             self._said += 1
 
-    def receive(self) -> tuple[Message | None, list[int]]:
+    def receive(self, *, once: bool = False) -> tuple[Message | None, list[int]]:
         """The next message, a dict with its ``kind``, and its descriptors; None when the other end closed.
+
+        What belongs to another round is passed over; with ``once``, for a thread that has others to hear, it
+        is a message of kind ``stale``.
 
         Raises:
             TransportError: what came is no message of this kind of conversation.
@@ -114,6 +117,8 @@ class Packets:
             if message is not None:
                 return message, fds
             _close(fds)
+            if once:
+                return {"kind": "stale"}, []
 
     def finish(self) -> None:
         """Say nothing more; the other end hears that. What it still has to say can be read. Idempotent."""

@@ -105,10 +105,14 @@ class ShmHub:
         self._cut: dict[int, str] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._board = Switchboard(
-            _listen(self.path, size), 2 * size + 16, admit=self._admit, greet=self._greet, hear=self._hear,
-            name="weightsync-shm",
-        )  # fmt: skip
+        try:
+            self._board = Switchboard(
+                _listen(self.path, size), 2 * size + 16, admit=self._admit, greet=self._greet,
+                hear=self._hear, name="weightsync-shm",
+            )  # fmt: skip
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
         self._board.start()
 
     @property
@@ -179,7 +183,7 @@ class ShmHub:
 
     def _hear(self, peer: Peer) -> None:
         try:
-            message, fds = peer.wire.receive()
+            message, fds = peer.wire.receive(once=True)
             for fd in fds:  # nobody is asked for any
                 os.close(fd)
             if message is not None:

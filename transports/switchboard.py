@@ -57,6 +57,9 @@ class Switchboard(Generic[P]):
         greet: says the first word to it; raises OSError if it is gone already.
         hear: something came of this peer, or it closed its connection.
         name: the thread's, for stack dumps.
+
+    Raises:
+        OSError: there are no descriptors left. The listener is closed then.
     """
 
     def __init__(
@@ -72,8 +75,12 @@ class Switchboard(Generic[P]):
         self._listener, self._most = listener, most
         self._admit, self._greet, self._hear = admit, greet, hear
         self._peers: dict[int, P] = {}
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
+        with contextlib.ExitStack() as made:  # of a descriptor too many, nothing stays
+            made.callback(listener.close)
+            self._selector = selectors.DefaultSelector()
+            made.callback(self._selector.close)
+            self._waker, self._woken = socket.socketpair()
+            made.pop_all()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
