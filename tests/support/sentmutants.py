@@ -16,11 +16,13 @@ import torch
 from breakers import Changed, Patch
 from weightsync import joining
 from weightsync.fsm import policy, receipt, sampling
+from weightsync.fsm.engine_table import Session
 from weightsync.fsm.layout import Plan
 from weightsync.fsm.plan import make_plan
 from weightsync.fsm.sampling import WHOLE, Part
-from weightsync.handlers import sink
-from weightsync.transports import octets, weights
+from weightsync.handlers import gate, rank, sink
+from weightsync.handlers.receiver import Receiver
+from weightsync.transports import octets, sources, weights
 from weightsync.transports.digest import digest_of
 
 __all__ = ["MUTANTS"]
@@ -124,7 +126,37 @@ def the_policy_is_for_modules_alone(patch: Patch) -> None:
     patch.setattr(joining, "_as_policy_says", lambda model, policy: model)
 
 
+def nobody_looks_at_itself(patch: Patch) -> None:
+    """An engine is what its sessions made of it."""
+    patch.setattr(rank.Rank, "_look", lambda self, session, lost: "")
+
+
+def a_part_heals_everything(patch: Patch) -> None:
+    """Whoever lost its weights is whole after a round of some of them."""
+    look = Receiver._look
+
+    def trusting(self: Any, session: Session, cause: Exception | None = None) -> None:
+        if cause is not None:
+            look(self, session, cause)
+
+    patch.setattr(Receiver, "_look", trusting)
+
+
+def a_loss_lets_everybody_in(patch: Patch) -> None:
+    """The gate stays as it is."""
+    patch.setattr(gate.Gate, "shut", lambda self: None)
+
+
+def mistyped_patterns_are_passed_over(patch: Patch) -> None:
+    """As long as another one matches."""
+    patch.setattr(sources, "LORA", type("All", (), {"__contains__": lambda self, each: True})())
+
+
 MUTANTS: dict[str, tuple[Changed, str]] = {
+    "nobody_looks_at_itself": (nobody_looks_at_itself, "lost_weights.py -k asked_what_it_is"),
+    "a_part_heals_everything": (a_part_heals_everything, "lost_weights.py -k no_more_than_it_is"),
+    "a_loss_lets_everybody_in": (a_loss_lets_everybody_in, "lost_weights.py -k who_is_inside"),
+    "mistyped_patterns_are_passed_over": (mistyped_patterns_are_passed_over, "partial.py -k has_to_match"),
     "always_the_first_part": (always_the_first_part, "sampling.py -k within_the_turns"),
     "a_turn_for_each_try": (a_turn_for_each_try, "sampling.py -k catch_up"),
     "nobody_looks_at_the_end": (nobody_looks_at_the_end, "sampling.py -k has_its_turn"),
