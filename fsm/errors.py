@@ -3,7 +3,7 @@
 WeightSyncError            everything this library raises on purpose
  |- RoundError             something was asked of a round that it does not do
  |   |- IllegalEvent       a fact that the table does not allow here; nothing changed
- |   |- GuardFailed        a guard raised; the event is refused, nothing changed
+ |   |   `- GuardFailed    a guard raised; the event is refused, nothing changed
  |   |- PortClosed         the round moved on; whoever holds the port is cancelled
  |   `- Reentrant          fired from inside a commit
  |- TableError             a table breaks a law; raised at import, never at run time
@@ -17,6 +17,7 @@ WeightSyncError            everything this library raises on purpose
  |   |- StaleSession       a frame, commit or open of a session that is not the open one
  |   |- EngineGone         the engine is dead, or another incarnation answers in its place
  |   |- EngineSilent       no answer within its limit
+ |   |- WeightsGone        it does not hold any more what its commits have left
  |   |- EngineResting      left out of a round, because it has failed to catch up
  |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
  |   `- ReceiptRefused     a receipt that proves something else than this round
@@ -80,6 +81,7 @@ __all__ = [
     "TableError",
     "TransportError",
     "WeightSyncError",
+    "WeightsGone",
     "WorldMismatch",
 ]
 
@@ -145,7 +147,7 @@ class StaleSession(EngineError):
 
 
 class WeightsGone(EngineError):
-    """What the engine holds is no longer what its last commit was written to."""
+    """The engine does not hold any more what its commits have left."""
 
 
 class EngineGone(EngineError):
