@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from weightsync.cli import main
 from weightsync.demo import main as demo_main
@@ -177,6 +178,11 @@ def test_an_earlier_run_is_left_alone(tmp_path: Path) -> None:
         ({"steps": 10_001}, "from 1 to 10000 steps"),
         ({"transport": "pigeon"}, "--transport pigeon: there are auto, memory"),
         ({"transport": "memory"}, "add --threads"),
+        pytest.param(
+            {"transport": "cuda_ipc"},
+            "needs a GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         ({"inject": ["rain@1"]}, "--inject rain@1"),
         ({"inject": ["hang@61"]}, "the steps 1 to 60"),
     ],

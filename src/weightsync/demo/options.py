@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..fsm.errors import SetupError
-from ..joining import TRANSPORTS
+from ..joining import TRANSPORTS, transport_for
 from .faults import parse
 from .grpo import Settings
 from .place import DEFAULT
@@ -70,3 +70,4 @@ def _check_transport(options: Options) -> None:
         raise SetupError(f"--transport {name}: there are {', '.join(TRANSPORTS)}")
     if name in _THREADS_ALONE and not options.threads:
         raise SetupError(f"--transport {name} reaches engines of this process only: add --threads")
+    transport_for(name).close()  # whatever it needs and is not there is said before anything is started
