@@ -27,6 +27,7 @@ __all__ = [
     "check_ties",
     "diff",
     "spec",
+    "summary",
 ]
 
 DTYPE_SIZES: dict[str, int] = {
@@ -62,6 +63,7 @@ CASTS = (
 """The dtypes of numbers with a fraction, each of which can be written as any other one."""
 
 _MOST_DIMENSIONS = 64
+_SHOWN = 5
 _LONGEST = 1 << 63
 
 
@@ -138,6 +140,12 @@ def advice(mismatches: Iterable[Mismatch]) -> str:
             return ""
         held.add(each.held.dtype)
     return f"; Policy(cast={held.pop()!r}) sends numbers as the engine holds them" if len(held) == 1 else ""
+
+
+def summary(lines: Sequence[str]) -> str:
+    """The first of what is wrong with many tensors, in one line."""
+    shown = "; ".join(lines[:_SHOWN])
+    return shown if len(lines) <= _SHOWN else f"{shown}; and {len(lines) - _SHOWN} more"
 
 
 def check_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -12,12 +12,11 @@ from ..fsm.contract import Sink
 from ..fsm.errors import PlanError, PlanUnknown
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation
-from ..fsm.tensors import TensorSpec
+from ..fsm.tensors import TensorSpec, summary
 
 __all__ = ["KnownPlans"]
 
 _MOST = 4  # layouts that are remembered
-_SHOWN = 5
 
 
 class KnownPlans:
@@ -76,9 +75,8 @@ class KnownPlans:
         gone = [each for name, each in self._left.items() if held.get(name) != each]
         if not gone:
             return ""
-        shown = "; ".join(_now(each, held.get(each.name)) for each in gone[:_SHOWN])
-        more = f"; and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
-        return f"engine {self._name} is no longer what its last commit was written to: {shown}{more}"
+        what = summary([_now(each, held.get(each.name)) for each in gone])
+        return f"engine {self._name} is no longer what its last commit was written to: {what}"
 
 
 def _now(left: TensorSpec, held: TensorSpec | None) -> str:

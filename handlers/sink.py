@@ -27,7 +27,7 @@ import torch
 from ..fsm import checks
 from ..fsm.errors import EngineError, PlanError, SetupError
 from ..fsm.plan import Plan
-from ..fsm.tensors import TensorSpec, advice, diff, has_memory, spec
+from ..fsm.tensors import TensorSpec, advice, diff, has_memory, spec, summary
 from .read_only import ReadOnly
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ class _Live:
             if name in covered or place_of(tensor) not in sent
         ]
         if lines := _unwritable(tensors) + self._forbidden(tensors):  # no plan is to blame for that
-            raise EngineError(_summary(lines))
+            raise EngineError(summary(lines))
         differing = diff(plan.tensors, held, ties=plan.ties)
         lines = [str(each) for each in differing]
         lines += _torn_ties(tensors, covered)
         lines += [_still_torn(name) for name in sorted(self._torn - covered.keys()) if plan.partial]
         if lines:
             helps = advice(differing) if len(lines) == len(differing) else ""
-            raise PlanError(_summary(lines) + helps)
+            raise PlanError(summary(lines) + helps)
         self._checked = now
 
     def _forbidden(self, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -300,8 +300,3 @@ def _still_torn(name: str) -> str:
         f"tensor {name!r}: a hand-over that failed may have left it half written, and nothing is sent for "
         "it; hand everything over once, without a selector"
     )
-
-
-def _summary(lines: list[str]) -> str:
-    shown = "; ".join(lines[:5])
-    return shown if len(lines) <= 5 else f"{shown}; and {len(lines) - 5} more"
