@@ -55,11 +55,9 @@ class Openings:
         if error is not None:
             raise error
 
-    def tell(self, change: Callable[[], None] | None = None) -> None:
-        """Something has ended: make the change that says so, and wake whoever waits."""
+    def tell(self) -> None:
+        """Something has ended, and ``answered`` says so already: wake whoever waits."""
         with self._changed:
-            if change is not None:
-                change()
             self._changed.notify_all()
 
     def failed(self, session: Session, error: BaseException) -> None:

@@ -178,7 +178,8 @@ class Receiver:
             except BaseException as error:
                 self._opens.failed(session, error)
                 raise
-            self._opens.tell(lambda: setattr(self, "_job", job))
+            self._job = job
+            self._opens.tell()
         self._fault("opened")
 
     def receive(self, session: Session, ticket: Ticket) -> tuple[Receipt, ...]:

@@ -296,9 +296,9 @@ class _ShmInlet:
             raise TransportError(f"buckets {first} to {last} came where {due} was due")
         if told.get("whole") is not True and last != first:
             raise TransportError(f"buckets {first} to {last} are told in one word, and each lies by itself")
-        if told.get("whole") is True and at != layout_of(self._plan).starts[first]:
-            starts = layout_of(self._plan).starts
-            raise TransportError(f"bucket {first} lies at {at}, not at {starts[first]}")
+        start = layout_of(self._plan).starts[first]
+        if told.get("whole") is True and at != start:
+            raise TransportError(f"bucket {first} lies at {at}, not at {start}")
         return last
 
     def _refuse_kept(self, lease: weakref.ref[Any], bucket: int) -> None:
