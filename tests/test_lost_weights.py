@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from casekit.levels import eventually
+from casekit.levels import eventually, generates
 from weightsync import LocalEngine, LocalLock, Policy, WeightSync
 from weightsync.engine import receiver_for
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.engine_table import Session
-from weightsync.fsm.errors import EnginePaused, EngineSilent, PlanError, WeightsGone
+from weightsync.fsm.errors import EngineSilent, PlanError, WeightsGone
 from weightsync.fsm.lock import Granted
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Expectation
@@ -71,11 +71,7 @@ class Served:
 
     def generates(self) -> bool:
         """Whether generation is admitted."""
-        try:
-            with self.receiver.gate.admit(limit=0.0):
-                return True
-        except EnginePaused:
-            return False
+        return generates(self.receiver.gate)
 
     def is_out(self) -> bool:
         """Whether it is quarantined, and says so."""

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from casekit.levels import generates
 from weightsync.fsm.contract import Bucketful, Inlet, Ticket
 from weightsync.fsm.engine import Answer
 from weightsync.fsm.engine_table import Session
@@ -184,11 +185,7 @@ class Engine:
 
     def generates(self) -> bool:
         """Whether generation is admitted."""
-        try:
-            with self.receiver.gate.admit(limit=0.0):
-                return True
-        except EnginePaused:
-            return False
+        return generates(self.receiver.gate)
 
 
 def expected(value: float, plan: Plan = PLAN) -> Expectation:

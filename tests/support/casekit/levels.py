@@ -15,7 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Levels", "Usage", "eventually", "levels", "ours", "usage"]
+from weightsync.fsm.errors import EnginePaused
+from weightsync.handlers.gate import Gate
+
+__all__ = ["Levels", "Usage", "eventually", "generates", "levels", "ours", "usage"]
 
 _POOL = 8
 """How many idle threads a WeightSync keeps; they come when they are first needed."""
@@ -38,6 +41,15 @@ def eventually(ready: Callable[[], object], limit: float = 5.0) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+def generates(gate: Gate) -> bool:
+    """Whether generation is admitted now."""
+    try:
+        with gate.admit(limit=0.0):
+            return True
+    except EnginePaused:
+        return False
 
 
 @dataclass(frozen=True)
