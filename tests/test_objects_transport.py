@@ -35,7 +35,7 @@ from weightsync.testing.sending import Sending
 from weightsync.testing.small_engine import SmallEngine, SmallLink
 from weightsync.transports import object_store
 from weightsync.transports.objects import ObjectStoreTransport, objects_inlet
-from weightsync.transports.objects_inlet import WINDOW
+from weightsync.transports.objects_inlet import WINDOW, framed
 from weightsync.transports.weights import TorchWeights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -147,19 +147,31 @@ def test_one_put_for_all_engines_and_no_copy_for_any(
         seen.setdefault(frame.index, []).append(frame.data.ctypes.data)
 
     round_with(large(1.0), look, look, look)
-    assert puts == [MIB] * 4
+    assert puts == [framed(MIB)] * 4
     assert [len(set(addresses)) for addresses in seen.values()] == [1] * 4
     assert {len(addresses) for addresses in seen.values()} == {3}
 
 
 def mapped(address: int) -> str:
-    """What is mapped at an address; ``plasma`` in the object store's files."""
+    """What is mapped at an address, with its permissions; ``plasma`` in the object store's files."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, *_ = line.split()
+        span, permissions, *_ = line.split()
         low, high = (int(end, 16) for end in span.split("-"))
         if low <= address < high:
-            return "plasma" if "plasma" in line or "/dev/shm" in line else line
+            return f"{permissions} plasma" if "plasma" in line or "/dev/shm" in line else line
     return "nothing"
+
+
+def test_every_page_of_a_bucket_is_shielded(actors: list[InActor]) -> None:
+    """The first and the last one, too, in which an object of the store begins or ends somewhere."""
+    found: list[str] = []
+
+    def look(frame: Bucketful) -> None:
+        first = frame.data.ctypes.data
+        found.extend(mapped(place) for place in (first, first + frame.data.nbytes - 1))
+
+    round_with({**large(1.0, 2), "small": torch.ones(3), "odd": torch.ones(70_001)}, look)
+    assert set(found) == {"r--s plasma"}, found
 
 
 def test_nothing_can_be_written_through_what_an_engine_is_given(actors: list[InActor]) -> None:
@@ -374,7 +386,7 @@ def test_a_store_that_is_too_small_is_one_line_with_the_size(ray_cluster: None) 
             Sending(transport, weights, plan, [engine], Session("r", 1, 1)).open()
     finally:
         transport.close()
-    assert f"object_store_memory={int(plan.largest * 1.25)} or more" in str(error.value)
+    assert f"object_store_memory={int(framed(plan.largest) * 1.25)} or more" in str(error.value)
     assert "\n" not in str(error.value)
 
 

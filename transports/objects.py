@@ -25,9 +25,10 @@ from ..fsm.contract import Capabilities, EngineLink, Port, Weights
 from ..fsm.errors import PortClosed, SetupError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.receipt import Participant
-from .objects_inlet import NAME, objects_inlet, window
+from .objects_inlet import NAME, framed, objects_inlet, window
 from .objects_round import ObjectsRound
 from .packing import pack
+from .shield import MARGIN
 from .standing import Standing
 from .weights import tensors_of
 
@@ -79,7 +80,7 @@ class ObjectStoreTransport:
         from .object_store import check_room, own_board
 
         check_room(window(plan))
-        round = ObjectsRound(own_board(self), self._standing.buffers(plan.largest))
+        round = ObjectsRound(own_board(self), self._standing.buffers(framed(plan.largest)))
         self._standing.open(round)
         port.on_change(round.bell.ring)
         with suppress(PortClosed):
@@ -139,6 +140,7 @@ class ObjectStoreTransport:
         if not bucket.nbytes:
             return []
         # One buffer is enough: what is packed was copied to the store when put returns.
-        octets = round.buffers.octets(0, bucket.nbytes)
-        pack(plan, bucket, tensors_of(weights), octets)
+        octets = round.buffers.octets(0, framed(bucket.nbytes))
+        octets[:MARGIN] = octets[-MARGIN:] = 0
+        pack(plan, bucket, tensors_of(weights), octets[MARGIN:-MARGIN])
         return put(octets)

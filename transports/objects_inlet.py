@@ -24,12 +24,12 @@ from ..fsm.plan import Plan
 from .bell import Bell
 from .board import Key
 from .octets import Octets
-from .shield import shielded
+from .shield import MARGIN, shielded
 
 if TYPE_CHECKING:
     from .object_store import BoardLink
 
-__all__ = ["NAME", "WINDOW", "objects_inlet", "window"]
+__all__ = ["NAME", "WINDOW", "framed", "objects_inlet", "window"]
 
 NAME = "objects"
 
@@ -37,9 +37,14 @@ WINDOW = 2
 """How many buckets are in the store at a time: one is put while the other is read."""
 
 
+def framed(nbytes: int) -> int:
+    """The bytes of the object that a bucket of so many lies in: with margins, so that a shield covers it."""
+    return nbytes + 2 * MARGIN if nbytes else 0
+
+
 def window(plan: Plan) -> int:
     """The bytes that are in the store at a time: the most that neighbouring buckets have together."""
-    sizes = [bucket.nbytes for bucket in plan.buckets]
+    sizes = [framed(bucket.nbytes) for bucket in plan.buckets]
     return max((sum(sizes[first : first + WINDOW]) for first in range(len(sizes))), default=0)
 
 
@@ -98,14 +103,14 @@ class _ObjectsInlet:
     def _frames(self) -> Generator[Bucketful, None, None]:
         for bucket in self._plan.buckets:
             refs = self._take(bucket.index)
-            view = self._view(refs, bucket.index) if refs else _nothing()
-            if view.nbytes != bucket.nbytes:
+            whole = self._view(refs, bucket.index) if refs else _nothing()
+            if whole.nbytes != framed(bucket.nbytes):
                 raise TransportError(
-                    f"bucket {bucket.index} arrived with {view.nbytes} bytes, not {bucket.nbytes}"
+                    f"bucket {bucket.index} arrived with {whole.nbytes} bytes, not {framed(bucket.nbytes)}"
                 )
-            with shielded(view):
-                yield Bucketful(bucket.index, view)
-            del refs, view
+            with shielded(whole):
+                yield Bucketful(bucket.index, whole[MARGIN:-MARGIN] if refs else whole)
+            del refs, whole
             self._done = bucket.index + 1
 
     def _view(self, refs: list[Any], index: int) -> Octets:

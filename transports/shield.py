@@ -3,7 +3,8 @@
 A read-only array refuses what numpy would write. But torch makes a tensor of it that it takes for writable,
 after a warning that few read, and so would C code; and in the object store the bytes are every reader's.
 While pages are shielded, such a write ends the process (SIGSEGV) where it happens, and nobody else's weights
-are spoiled. Pages that a view has only a part of stay as they are: at most one at each end.
+are spoiled. Pages that a view has only a part of stay as they are, at most one at each end: so what must not
+be written lies between margins that take these up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Any
 
 from .octets import Octets
 
-__all__ = ["shielded"]
+__all__ = ["MARGIN", "shielded"]
+
+MARGIN = 64 << 10
+"""Bytes at either end of a view that may not be shielded; what is between them is. No pages are longer."""
 
 _READ, _WRITE = 1, 2  # PROT_READ and PROT_WRITE, the same on every POSIX system
 
