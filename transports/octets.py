@@ -14,18 +14,17 @@ tensor, because what becomes of a NaN depends, in torch, on its place in the cal
 bytes, whoever asks for it, and the digest is that of what was sent. Of a block at the end of a range only as
 many steps are cast as are asked for, where a step by itself turns out the same, and else the whole block.
 
-Contiguous bytes are copied by numpy, on the calling thread alone. torch would spread each copy over its
+Contiguous bytes are copied on the calling thread alone (``copies.py``). torch would spread each copy over its
 threads, which gains nothing for memory that is not in a cache and costs several times as much on a machine
 whose cores are busy; and to set its number of threads would change the trainer's as well.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..fsm.errors import PlanError
+from .copies import array_at, copy_octets
 
 __all__ = [
     "Cast", "Octets", "Source", "address", "boxes_beside", "dtype_name", "flat", "read", "span", "write",
@@ -127,12 +127,7 @@ def span(tensor: Source, start: int, stop: int) -> Any:
     first = tensor.storage_offset() * tensor.element_size()
     if first + stop > tensor.untyped_storage().nbytes():
         raise PlanError("its memory was given away, its storage was resized")
-    return _array(stop - start).from_address(tensor.data_ptr() + start)
-
-
-@lru_cache(maxsize=1 << 12)
-def _array(size: int) -> Any:
-    return ctypes.c_ubyte * size
+    return array_at(tensor.data_ptr() + start, stop - start)
 
 
 def read(tensor: Source, start: int, stop: int, into: Octets) -> None:
@@ -142,7 +137,7 @@ def read(tensor: Source, start: int, stop: int, into: Octets) -> None:
         return
     own = flat(tensor)
     if own is not None:
-        np.copyto(into, own[start:stop])
+        copy_octets(into, own[start:stop])
         return
     for box, part in _boxes_beside(tensor, start, stop, into):
         part.copy_(box)
@@ -152,7 +147,7 @@ def write(tensor: torch.Tensor, start: int, stop: int, octets: Octets) -> None:
     """Copy ``octets`` over bytes ``start`` to ``stop`` of ``tensor``; its strides and identity stay."""
     own = flat(tensor)
     if own is not None:
-        np.copyto(own[start:stop], octets)
+        copy_octets(own[start:stop], octets)
         return
     source = octets if octets.flags.writeable else octets.copy()  # torch takes no read-only memory
     for box, part in _boxes_beside(tensor, start, stop, source):

@@ -8,7 +8,6 @@ kept is the logical order of the elements. Padding between pieces is neither wri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from ctypes import memmove  # which lets other threads go on
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..fsm.contract import Bucketful
 from ..fsm.errors import PlanError, TransportError
 from ..fsm.plan import Bucket, Plan
 from ..fsm.tensors import TensorSpec, has_memory
+from .copies import copy_memory
 from .octets import CHUNK, Cast, Octets, Source, address, boxes_beside, dtype_name, read, write
 
 __all__ = ["pack", "pack_by", "unpack"]
@@ -42,7 +42,7 @@ def pack(plan: Plan, bucket: Bucket, tensors: Mapping[str, Source], buffer: Octe
         tensor = _fitting(plan.tensors[piece.tensor], tensors, Source)
         place = address(tensor)
         if place is not None:
-            memmove(base + piece.offset, place + piece.start, piece.nbytes)
+            copy_memory(base + piece.offset, place + piece.start, piece.nbytes)
         else:
             read(tensor, piece.start, piece.stop, buffer[piece.offset : piece.offset + piece.nbytes])
 
@@ -73,7 +73,7 @@ def unpack(plan: Plan, bucket: Bucketful, into: Mapping[str, Any], /) -> None:
         tensor = _fitting(spec, into, torch.Tensor)
         place = address(tensor)
         if place is not None:
-            memmove(place + piece.start, base + piece.offset, piece.nbytes)
+            copy_memory(place + piece.start, base + piece.offset, piece.nbytes)
             continue
         _check_writable(spec.name, tensor)
         write(tensor, piece.start, piece.stop, octets[piece.offset : piece.offset + piece.nbytes])
