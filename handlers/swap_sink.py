@@ -111,8 +111,9 @@ class SwapSink(StagingSink):
                 live = tensors.get(name)
                 if live is None or 0 in live.shape:
                     continue  # it goes by another name, or there is nothing to take over
-                if of in self._adopted:
-                    self._swap(name, live, self._adopted[of], shared=True)
+                fresh = self._adopted.get(of)
+                if fresh is not None:
+                    self._swap(name, live, fresh, shared=True)
                 elif of in self._swappable:
                     self._exchange(name, of, live)
                 elif name in self._shared and self._is_swapped(name, live):
@@ -122,12 +123,13 @@ class SwapSink(StagingSink):
                     refuse_lost(name, live)
                     copy_bits(live, self._into[of])
                     continue
-                self._follow(name, live, tensors)
+                if name in self._twins:
+                    self._follow(name, live, tensors)
         self._torn -= self._names(plan).keys()
 
     def _follow(self, name: str, live: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Whatever was the same memory is so again, whether the plan names it or not."""
-        for other in self._twins.get(name, ()):
+        for other in self._twins[name]:
             if tensors[other] is not live:
                 self._swap(other, tensors[other], live.detach(), shared=name in self._shared)
 
@@ -153,12 +155,12 @@ class SwapSink(StagingSink):
         return []
 
     def _mark(self, name: str, tensor: Tensor) -> tuple[object, ...]:
-        if self._is_swapped(name, tensor):  # where it lies changes with every version
+        if tensor.data_ptr() == self._swapped.get(name):  # where it lies changes with every version
             return (tensor.dtype, tensor.shape, tensor.stride())
         return super()._mark(name, tensor)
 
     def _is_swapped(self, name: str, tensor: Tensor) -> bool:
-        return tensor.data_ptr() == self._swapped.get(name, -1)
+        return tensor.data_ptr() == self._swapped.get(name)
 
     def _extent(self, name: str, tensor: Tensor) -> tuple[int, int]:
         """From where to where its memory is: all of its storage, unless that is more than it was given."""

@@ -33,13 +33,13 @@ class Memory:
         self._segment = Segment(layout.size)
         self.mapped = Mapped(os.dup(self._segment.fd), layout.size)
         writable = torch.from_numpy(self._segment.octets)
-        for name, view in layout.views(self.plan, 0, writable).items():
+        for name, view in layout.views(0, writable).items():
             view.copy_(tensors[name])
 
     def views(self) -> dict[str, Tensor]:
         """Whole tensors, in memory that cannot be written."""
         layout = layout_of(self.plan)
-        return layout.views(self.plan, 0, self.mapped.lease(0, layout.size)[0])
+        return layout.views(0, self.mapped.lease(0, layout.size)[0])
 
 
 def state(value: float) -> dict[str, Tensor]:

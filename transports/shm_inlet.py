@@ -272,7 +272,7 @@ class _ShmInlet:
                     whole, _ = segment.lease(0, layout.size)
                 data = whole[at : at + bucket.nbytes]
                 if self._aliases and layout.viewable:
-                    views = layout.views(self._plan, bucket.index, whole)
+                    views = layout.views(bucket.index, whole)
             else:
                 data, lease = segment.lease(field(told, "at", int), bucket.nbytes)
             frame = Bucketful(bucket.index, data, views, self._reach.copy)

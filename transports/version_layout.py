@@ -9,15 +9,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
 from ..fsm.plan import DTYPE_SIZES, Bucket, Plan
+from ..fsm.tensors import TensorSpec
 
 __all__ = ["VersionLayout", "layout_of"]
 
 _BOUNDARY = 64
+
+
+class Place(NamedTuple):
+    """A tensor in the buffer: what ``as_strided`` is told of it, on a view of the whole as its dtype."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    start: int
 
 
 @final
@@ -28,44 +39,26 @@ class VersionLayout:
     Args:
         starts: where each bucket begins, in bytes.
         size: of the whole buffer, at least 1.
-        places: where each tensor begins, by its number in the plan; of one without elements anywhere.
-        completed: by bucket, the numbers of the tensors of which it holds the last piece.
+        places: by bucket, the tensors of which it holds the last piece.
         viewable: whether every tensor can be viewed where it lies. Only buckets of odd sizes prevent that.
     """
 
     starts: tuple[int, ...]
     size: int
-    places: tuple[int, ...]
-    completed: tuple[tuple[int, ...], ...]
+    places: tuple[tuple[Place, ...], ...]
     viewable: bool
 
-    def views(self, plan: Plan, bucket: int, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+    def views(self, bucket: int, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors that ``bucket`` completes, by name, as views of the flat buffer ``whole``."""
-        found, lines = {}, dict[str, torch.Tensor]()
-        for number in self.completed[bucket]:
-            spec = plan.tensors[number]
-            line = lines.get(spec.dtype)
+        lines = dict[torch.dtype, torch.Tensor]()
+        found = {}
+        for name, dtype, shape, steps, start in self.places[bucket]:
+            line = lines.get(dtype)
             if line is None:
-                dtype: torch.dtype = getattr(torch, spec.dtype)
-                line = lines[spec.dtype] = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(
-                    dtype
-                )
-            if spec.nbytes:
-                # One call for each tensor: a slice and two views would cost three.
-                start = self.places[number] // line.element_size()
-                found[spec.name] = line.as_strided(spec.shape, _steps(spec.shape), start)
-            else:
-                found[spec.name] = torch.empty(spec.shape, dtype=line.dtype)
+                line = lines[dtype] = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            # One call for each tensor: a slice and two views would cost three.
+            found[name] = line.as_strided(shape, steps, start)
         return found
-
-
-@lru_cache(maxsize=4096)
-def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    steps = [1]
-    for size in shape[:0:-1]:
-        steps.append(steps[-1] * max(size, 1))
-    return tuple(reversed(steps)) if shape else ()
 
 
 def layout_of(plan: Plan) -> VersionLayout:
@@ -88,28 +81,44 @@ class _Key:
 
 @lru_cache(maxsize=8)
 def _laid_out(key: _Key) -> VersionLayout:
-    plan, starts, completed, end = key.plan, [], [], 0
-    places = [0] * len(plan.tensors)
+    plan, starts, end = key.plan, [], 0
+    found = [0] * len(plan.tensors)
     for bucket in plan.buckets:
         start = end if _goes_on(bucket) else -(-end // _BOUNDARY) * _BOUNDARY
         starts.append(start)
         end = start + bucket.nbytes
         for piece in bucket.pieces:
             if piece.start == 0:
-                places[piece.tensor] = start + piece.offset
-        completed.append(tuple(p.tensor for p in bucket.pieces if p.stop == plan.tensors[p.tensor].nbytes))
+                found[piece.tensor] = start + piece.offset
     viewable = all(
-        place + piece.start == starts[bucket.index] + piece.offset
+        found[piece.tensor] + piece.start == starts[bucket.index] + piece.offset
         for bucket in plan.buckets
         for piece in bucket.pieces
-        for place in (places[piece.tensor],)
         if piece.nbytes
     ) and all(
         place % DTYPE_SIZES[spec.dtype] == 0
-        for spec, place in zip(plan.tensors, places, strict=True)
+        for spec, place in zip(plan.tensors, found, strict=True)
         if spec.nbytes
     )
-    return VersionLayout(tuple(starts), max(end, 1), tuple(places), tuple(completed), viewable)
+    places = tuple(
+        tuple(
+            _place(plan.tensors[piece.tensor], found[piece.tensor])
+            for piece in bucket.pieces
+            if piece.stop == plan.tensors[piece.tensor].nbytes
+        )
+        for bucket in plan.buckets
+    )
+    return VersionLayout(tuple(starts), max(end, 1), places, viewable)
+
+
+def _place(spec: TensorSpec, at: int) -> Place:
+    """Of a contiguous tensor, ``at`` bytes into the buffer; one without elements is nowhere."""
+    steps = [1]
+    for size in spec.shape[:0:-1]:
+        steps.append(steps[-1] * max(size, 1))
+    steps_of = tuple(reversed(steps)) if spec.shape else ()
+    start = at // DTYPE_SIZES[spec.dtype] if spec.nbytes else 0
+    return Place(spec.name, getattr(torch, spec.dtype), spec.shape, steps_of, start)
 
 
 def _goes_on(bucket: Bucket) -> bool:
