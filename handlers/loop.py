@@ -71,6 +71,7 @@ class RoundLoop:
         self._broken: BaseException | None = None
         self._told = 0
         self._in_time: int | None = None
+        self._due = driver.due  # changes by moves alone
         self._crew = Crew(parts, driver, clock, workers, self._answered, self._heard, self._waits)
 
     def run(self) -> RoundResult:
@@ -103,7 +104,7 @@ class RoundLoop:
             self._catch_up()
             if self._broken is not None:
                 raise self._broken
-            self._wakes = self.driver.due
+            self._wakes = self._due
             over = self.driver.over
         for port in self._crew.ports:
             port.look()
@@ -130,7 +131,7 @@ class RoundLoop:
         while self._inbox and not self._ended() and self._turn.acquire(blocking=False):
             try:
                 self._catch_up()
-                wanted = self._ended() or self.driver.due < self._wakes
+                wanted = self._ended() or self._due < self._wakes
             except BaseException as error:  # noqa: BLE001 - an error of ours, which `run` raises
                 self._broken, wanted = error, True
             finally:
@@ -154,7 +155,7 @@ class RoundLoop:
         What arrived before a limit counts, also if this thread is late; only a lease waits for nobody.
         """
         now = self._clock.now()
-        if now < self.driver.due:
+        if now < self._due:
             self._in_time = None
             return self._inbox.popleft() if self._inbox else None
         if self._in_time is None:
@@ -167,6 +168,7 @@ class RoundLoop:
 
     def _move(self, move: _Move) -> None:
         calls = move(self._clock.now())
+        self._due = self.driver.due
         if self._observers.active:
             records = self.driver.round.records(self._told)
             self._told += len(records)

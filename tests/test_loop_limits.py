@@ -208,7 +208,12 @@ def test_the_end_of_a_lease_waits_for_no_answer() -> None:
     scene = Scene(Policy(deadline=3.0, lease=1.0), clock=clock)
     assert scene.loop._turn.acquire(blocking=False)  # the test moves it, and nobody else
     scene.loop._move(scene.loop.driver.start)
-    scene.loop.driver.leased(1.0)
+
+    def leased(now: float) -> list[Call]:
+        scene.loop.driver.leased(1.0)
+        return []
+
+    scene.loop._move(leased)
     scene.loop._inbox.append(lambda now: [])
     clock.advance_to(1.5)
     assert scene.loop._next() == scene.loop.driver.tick
