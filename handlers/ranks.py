@@ -3,7 +3,7 @@
 A store can outlive a run, and keep its words for the next one. So rank 0 begins a *run* with an id of its
 own, and every *call* of a hook on another rank has one too. A report says which run it was made in, and a
 verdict which calls it answers: neither side takes an older word for an answer. Who comes before rank 0 does
-finds an older run, and reports again when it is another one.
+finds an older run, takes nothing that was said in it for an answer, and reports again when it is another one.
 
 What a rank says has one place (``NAME/WHAT/RANK``), and what it says next takes it. What rank 0 says of a
 hand-over is under its run and number (``NAME/RUN/NUMBER/WHAT``). The number is rank 0's alone: a rank that
@@ -84,6 +84,9 @@ class TrainerRanks(RankStore):
         self._layout_said = ""
         self._wrong: Report | None = None  # the last call, if its step was none
         self._owed: list[str] = []  # the call that was reported, and those of others in its place
+        if rank:
+            with suppress(RankLost):  # if the store does not answer, the first hand-over says so
+                self.find_run()
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -238,11 +241,13 @@ class TrainerRanks(RankStore):
         """See whether this is another run than at the last look. For all but rank 0."""
         found = self._read("run")
         changed: bool = found != self._run
+        newest = self._read(found, "newest") or 0
         if changed:
-            # Who sees it begin knows that it is no older one's.
-            self._known, self._run, self._number = self._looked, found, 0
+            # Who sees it begin knows that it is no older one's. One that was there before this rank may be,
+            # and what was said in it by then is no answer to anything that this rank says.
+            self._known, self._run, self._number = self._looked, found, 0 if self._looked else newest
         self._looked = True
-        self._number = max(self._number, (self._read(self._run, "newest") or 0) - _KEPT)
+        self._number = max(self._number, newest - _KEPT)
         return changed
 
     @property

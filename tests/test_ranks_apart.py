@@ -211,6 +211,16 @@ def test_what_a_rank_of_an_older_run_reported_is_no_report() -> None:
     assert str(found[1]) == str(found[0])
 
 
+def test_what_an_older_run_refused_is_no_answer_to_who_comes_before_rank_0() -> None:
+    """Or whoever is started again first would fail with the error that ended the run before, for ever."""
+    old = Team(limit=0.2, silent=0.4)
+    old.results([old.alone(0, 5), old.alone(1, 5)])
+    new = Team(limit=20.0, silent=2.0, store=old.store)
+    early = new.alone(1, 1)
+    assert eventually(lambda: new.ranks[0].said("beat", 1)), "it does not wait"
+    assert all(each.ok for each in new.results([early, new.alone(0, 1), new.alone(2, 1)]))
+
+
 def test_a_rank_that_was_started_again_joins_the_run_that_goes_on() -> None:
     """Its count is rank 0's, wherever that is."""
     team = Team(silent=0.4)
