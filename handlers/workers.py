@@ -2,8 +2,8 @@
 
 What a round asks for may block longer than the round waits: a collective that hangs, a user's hook, a file
 system that went away. Such a call keeps its thread, and the round goes on without it. The threads are
-daemons, so a stuck one never keeps the process from ending, and idle ones are used again, because a round
-asks for a dozen small things.
+daemons, so a stuck one never keeps the process from ending. Idle ones are used again, because a round asks
+for a dozen small things; between rounds they end by themselves, so that who forgets to close leaves nothing.
 
 Most of these follow from one another: what a thread has done is heard of, and the next thing is asked for, on
 that very thread. Then it does that as well, since to wake another one takes longer than most of them do.
@@ -26,6 +26,9 @@ __all__ = ["Workers"]
 
 _LOGGER = logging.getLogger("weightsync")
 
+_IDLE = 2.0
+"""Seconds for which an idle thread waits for more. To start another one costs less than any word."""
+
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
@@ -43,7 +46,7 @@ class Workers:
 
     Args:
         name: the threads' name, for stack dumps.
-        spare: how many idle threads are kept.
+        spare: how many idle threads are kept, for two seconds each.
     """
 
     def __init__(self, name: str = "weightsync", spare: int = 8) -> None:
@@ -89,13 +92,25 @@ class Workers:
         self._lock, self._idle, self._here = threading.Lock(), [], _Here()
 
     def _serve(self, inbox: queue.SimpleQueue[_Job | None]) -> None:
-        while (job := inbox.get()) is not None:
+        while (job := self._next(inbox)) is not None:
             while job is not None:
                 job = self._run(*job)  # an idle thread must not keep anybody's tensors alive
             with self._lock:
                 if self._closed or len(self._idle) >= self._spare:
                     return
                 self._idle.append(inbox)
+
+    def _next(self, inbox: queue.SimpleQueue[_Job | None]) -> _Job | None:
+        """What to do next; None if the pool is closed, or nobody has asked for long."""
+        while True:
+            try:
+                return inbox.get(timeout=_IDLE)
+            except queue.Empty:
+                with self._lock:
+                    if inbox in self._idle:
+                        self._idle.remove(inbox)
+                        return None
+                # It was taken at this very moment: a job is on its way.
 
     def _run(self, future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> _Job | None:
         """Do a job, unless whoever asked for it has cancelled it; hands back the one that follows from it."""

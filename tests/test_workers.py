@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from weightsync.handlers import workers as workers_module
 from weightsync.handlers.workers import Workers
 from weightsync.testing.fakes import Gate
 
@@ -80,6 +81,27 @@ def test_only_so_many_idle_threads_are_kept() -> None:
         future.result(PATIENCE)
     workers.close()
     end(threads)
+
+
+def test_idle_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forgets to close leaves none; the pool goes on with others."""
+    monkeypatch.setattr(workers_module, "_IDLE", 0.01)
+    workers = Workers("idle-pool")
+    assert workers.submit(int, 1).result(PATIENCE) == 1
+    end(ours("idle-pool"))
+    assert workers.submit(int, 2).result(PATIENCE) == 2
+    workers.close()
+
+
+def test_no_job_is_lost_to_a_thread_that_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be taken at the very moment at which it stops waiting."""
+    monkeypatch.setattr(workers_module, "_IDLE", 0.0002)
+    workers = Workers("ending-pool", spare=2)
+    for number in range(3000):
+        jobs = [workers.submit(int, number + each) for each in range(number % 3 + 1)]
+        assert [job.result(PATIENCE) for job in jobs] == [number + each for each in range(number % 3 + 1)]
+    workers.close()
+    end(ours("ending-pool"))
 
 
 def test_an_idle_thread_keeps_nothing_alive() -> None:
