@@ -22,6 +22,11 @@ WeightSyncError            everything this library raises on purpose
  |   |- EnginePaused       generation waited longer than it wanted to for the engine to resume
  |   `- ReceiptRefused     a receipt that proves something else than this round
  |- TransportError         bytes could not be moved
+ |- BridgeError            a coroutine could not be run from synchronous code
+ |   |- BridgeReentered    asked for from an event loop, which would wait for itself
+ |   |- BridgeTimedOut     it took longer than its limit
+ |   |- BridgeClosed       the bridge is closed, or was while it ran
+ |   `- BridgeLost         the event loop ended under it
  |- RankError              a trainer of several ranks cannot go on
  |   |- RankFailed         a rank raised in its part
  |   `- RankLost           a rank is dead, frozen or cut off
@@ -44,6 +49,11 @@ WeightSyncError            everything this library raises on purpose
 from __future__ import annotations
 
 __all__ = [
+    "BridgeClosed",
+    "BridgeError",
+    "BridgeLost",
+    "BridgeReentered",
+    "BridgeTimedOut",
     "EngineAsleep",
     "EngineError",
     "EngineGone",
@@ -172,6 +182,26 @@ class ReceiptRefused(EngineError):
 
 class TransportError(WeightSyncError):
     """Bytes could not be moved."""
+
+
+class BridgeError(WeightSyncError):
+    """A coroutine could not be run from synchronous code."""
+
+
+class BridgeReentered(BridgeError):
+    """Asked for from a thread that runs an event loop, which would wait for itself. Await it there."""
+
+
+class BridgeTimedOut(BridgeError):
+    """It took longer than its limit."""
+
+
+class BridgeClosed(BridgeError):
+    """The bridge is closed, or was while it ran."""
+
+
+class BridgeLost(BridgeError):
+    """The event loop ended under it, or has ended once too often."""
 
 
 class RankError(WeightSyncError):
