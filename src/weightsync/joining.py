@@ -16,6 +16,15 @@ from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.sampling import takes_part
+from .handlers.bridge import LoopBridge
+from .handlers.coroutines import (
+    AsyncExecutor,
+    AsyncObserver,
+    Awaiting,
+    AwaitingObserver,
+    executes_on_a_loop,
+    observes_on_a_loop,
+)  # fmt: skip
 from .handlers.ledger import FileLedger, MemoryLedger
 from .handlers.lock import LocalLock
 
@@ -207,8 +216,15 @@ def _as_policy_says(weights: Any, policy: Policy) -> Any:
     return weights
 
 
-def sort_handlers(handlers: Iterable[object]) -> tuple[tuple[Executor, ...], tuple[Observer, ...]]:
+def sort_handlers(
+    handlers: Iterable[object], bridge: LoopBridge, limit: float
+) -> tuple[tuple[Executor, ...], tuple[Observer, ...]]:
     """Executors and observers, each in the order given; one object may be both.
+
+    Args:
+        handlers: the user's.
+        bridge: for those that are coroutine functions.
+        limit: seconds for each step of these.
 
     Raises:
         SetupError: something that is neither.
@@ -221,9 +237,15 @@ def sort_handlers(handlers: Iterable[object]) -> tuple[tuple[Executor, ...], tup
         if isinstance(handler, type):
             raise checks.refusal(_WHERE, "handlers", handler, "an object is needed, and not its class")
         executes = checks.has(handler, ("prepare", "clean"))
-        if executes:
+        if executes and executes_on_a_loop(handler):
+            executor = AsyncExecutor(cast("Awaiting", handler), bridge, limit)
+            executors.append(executor)
+            observers.append(executor)
+        elif executes:
             executors.append(cast("Executor", handler))
-        if callable(handler):
+        if observes_on_a_loop(handler):
+            observers.append(AsyncObserver(cast("AwaitingObserver", handler), bridge, limit))
+        elif callable(handler):
             observers.append(cast("Observer", handler))
         elif not executes:
             raise SetupError(

@@ -25,7 +25,9 @@ from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
+from .handlers.bridge import LoopBridge
 from .handlers.clock import SystemClock
+from .handlers.coroutines import Awaiting, AwaitingObserver
 from .handlers.leader import Leader
 from .handlers.observers import Observers
 from .handlers.ranks import TrainerRanks
@@ -45,7 +47,8 @@ class WeightSync:
         transport: ``"auto"``: by where the engines are, ``"memory"``, ``"shm"`` or ``"collective"``; one of
             these, ``"cuda_ipc"`` or ``"objects"``, or an object that implements ``Transport``.
         policy: what the user decides.
-        handlers: executors (``prepare`` and ``clean``) and observers (callables), in their order.
+        handlers: executors (``prepare`` and ``clean``) and observers (callables), in their order. What is a
+            coroutine function in them runs on an event loop of this ``WeightSync``'s own.
         lock: a lock keeper, or the name of one shared by every trainer of the Ray cluster. By default a
             lock of this ``WeightSync`` alone.
         ledger: a ledger keeper, or the path of a file that keeps the published version over restarts. By
@@ -63,7 +66,7 @@ class WeightSync:
         transport: str | Transport = "auto",
         *,
         policy: Policy | None = None,
-        handlers: Sequence[Executor | Observer] = (),
+        handlers: Sequence[Executor | Observer | Awaiting | AwaitingObserver] = (),
         lock: LockKeeper | str | None = None,
         ledger: LedgerKeeper | str | Path | None = None,
         ranks: TrainerRanks | None = None,
@@ -75,7 +78,9 @@ class WeightSync:
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         self._books = EngineBooks(engines_for(engines), self.policy.backoff())
         self._transport = transport_for(transport, self.policy)
-        executors, observers = sort_handlers(handlers)
+        self._bridge = LoopBridge()
+        step = 0.9 * self.policy.limits().idle  # before the round gives it up without knowing who it was
+        executors, observers = sort_handlers(handlers, self._bridge, step)
         self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
@@ -243,6 +248,7 @@ class WeightSync:
         if close is not None:
             close()
         self._observers.close()
+        self._bridge.close()
         self._workers.close()
         self._ended = True
 

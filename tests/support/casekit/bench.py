@@ -30,6 +30,7 @@ from weightsync.fsm.ledger import LedgerKeeper
 from weightsync.fsm.lock import LockKeeper
 from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, EngineState, State
+from weightsync.handlers.coroutines import Awaiting, AwaitingObserver
 from weightsync.transports.shm import SharedMemoryTransport
 from weightsync.transports.sources import deferred
 from weightsync.transports.weights import TorchWeights
@@ -114,7 +115,7 @@ class Bench:
         transport: str | Transport = "memory",
         *,
         policy: Policy | None = None,
-        handlers: Sequence[Executor | Observer] = (),
+        handlers: Sequence[Executor | Observer | Awaiting | AwaitingObserver] = (),
         lock: LockKeeper | str | None = None,
         rival: LockKeeper | None = None,
         ledger: LedgerKeeper | None = None,

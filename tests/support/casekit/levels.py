@@ -23,7 +23,7 @@ __all__ = ["Levels", "Usage", "eventually", "generates", "levels", "ours", "usag
 _POOL = 8
 """How many idle threads a WeightSync keeps; they come when they are first needed."""
 
-_LASTING = ("weightsync-rounds", "weightsync-observers")
+_LASTING = ("weightsync-rounds", "weightsync-observers", "weightsync-bridge")
 _WATCHERS = "weightsync-silence"
 """Of these, the engines of a process keep a few that are idle, for all trainers together."""
 _POOLED = ("weightsync", "weightsync-word", _WATCHERS)

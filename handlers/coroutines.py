@@ -1,0 +1,155 @@
+"""Handlers written as coroutines: ``async def prepare``, ``clean`` and undo, and observers that await.
+
+The round calls them on its threads, so they go over the bridge of their ``WeightSync``, each with a limit.
+What a round no longer waits for is cancelled as soon as it is known to have failed, and an undo that comes
+too late for it is done at once: nobody else would do it.
+
+They run on the bridge's loop and not on the one of whoever awaits a round. A client that belongs to one loop
+is made in ``prepare``, or in whatever else runs there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from ..fsm.contract import RoundView, Undo
+from ..fsm.record import Record
+from ..fsm.states import State
+from .bridge import BridgeCall, LoopBridge
+from .threads import spawn
+
+__all__ = [
+    "AsyncExecutor", "AsyncObserver", "Awaiting", "AwaitingObserver",
+    "executes_on_a_loop", "observes_on_a_loop",
+]  # fmt: skip
+
+_LOGGER = logging.getLogger("weightsync")
+
+
+class Awaiting(Protocol):
+    """An executor of which some steps, or all, are coroutine functions. So may be the undo."""
+
+    @property
+    def name(self) -> str:
+        """For the log and for errors."""
+
+    def prepare(
+        self, round: RoundView
+    ) -> Callable[[], object] | Awaitable[Callable[[], object] | None] | None:
+        """As an executor's."""
+
+    def clean(self, round: RoundView) -> Awaitable[None] | None:
+        """As an executor's."""
+
+
+class AwaitingObserver(Protocol):
+    """An observer that is a coroutine function."""
+
+    def __call__(self, record: Any, /) -> Awaitable[None]:
+        """Take note of ``record``."""
+
+
+def executes_on_a_loop(handler: object) -> bool:
+    """Whether one of its steps is a coroutine function."""
+    return any(inspect.iscoroutinefunction(getattr(handler, step, None)) for step in ("prepare", "clean"))
+
+
+def observes_on_a_loop(handler: object) -> bool:
+    """Whether telling it a record makes a coroutine."""
+    called = getattr(handler, "__call__", None)  # noqa: B004 - whether it can be called is not the question
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
+
+
+class AsyncExecutor:
+    """An executor whose steps are coroutine functions, all or some of them; an observer, to hear of the end.
+
+    Args:
+        handler: the user's.
+        bridge: of the ``WeightSync``, which closes it.
+        limit: seconds for each step.
+    """
+
+    def __init__(self, handler: Awaiting, bridge: LoopBridge, limit: float) -> None:
+        self.name = handler.name
+        self._handler, self._bridge, self._limit = handler, bridge, limit
+        self._lock = threading.Lock()
+        self._running: dict[str, BridgeCall[Any]] = {}
+
+    def prepare(self, round: RoundView) -> Undo | None:
+        """As the handler does, and its undo over the bridge as well."""
+        undo = self._do(self._handler.prepare, round)
+        return None if undo is None else lambda: self._undo(undo)
+
+    def clean(self, round: RoundView) -> None:
+        """As the handler does."""
+        self._do(self._handler.clean, round)
+
+    def __call__(self, record: Record) -> None:
+        """A round that has failed waits for none of its steps any more. Its undo is another matter."""
+        if record.event != "transition" or record.target != State.Failed.name:
+            return
+        with self._lock:
+            call = self._running.pop(record.round, None)
+        if call is not None:
+            call.cancel()
+
+    def _do(self, step: Callable[[RoundView], Any], round: RoundView) -> Any:
+        if not inspect.iscoroutinefunction(step):
+            return step(round)
+        which = round.session.round
+        call = self._bridge.begin(step, round, limit=self._limit, unclaimed=self._too_late)
+        with self._lock:
+            self._running[which] = call
+        try:
+            return call.result()
+        finally:
+            with self._lock:
+                self._running.pop(which, None)
+
+    def _undo(self, undo: Callable[[], object]) -> None:
+        if inspect.iscoroutinefunction(undo):
+            self._bridge.call(undo, limit=self._limit)
+        else:
+            undo()
+
+    def _too_late(self, undo: Undo | None) -> None:
+        """On the loop's thread, which may not wait."""
+        if undo is not None:
+            spawn(f"weightsync-undo-{self.name}", self._undo_late, undo)
+
+    def _undo_late(self, undo: Undo) -> None:
+        try:
+            self._undo(undo)
+        except BaseException as error:  # noqa: BLE001 - the round has gone on, and nobody is there to be told
+            what = f"{type(error).__name__}: {error}"
+            _LOGGER.error("%s came too late for its round, and its undo raised %s", self.name, what)  # noqa: TRY400
+
+
+class AsyncObserver:
+    """An observer that is a coroutine function, or whose call is one.
+
+    Args:
+        handler: the user's.
+        bridge: of the ``WeightSync``, which closes it.
+        limit: seconds for each record; one that takes longer disables it, as whatever it raises does.
+    """
+
+    def __init__(self, handler: AwaitingObserver, bridge: LoopBridge, limit: float) -> None:
+        self.name = getattr(handler, "name", None) or getattr(handler, "__name__", type(handler).__name__)
+        self._handler, self._bridge, self._limit = handler, bridge, limit
+
+    def __call__(self, record: Record) -> None:
+        """Tell it, and wait until it has taken note."""
+        self._bridge.call(self._handler, record, limit=self._limit)
+
+    def close(self) -> None:
+        """As the handler does, if it does."""
+        close = getattr(self._handler, "close", None)
+        if inspect.iscoroutinefunction(close):
+            self._bridge.call(close, limit=self._limit)
+        elif callable(close):
+            close()

@@ -1,0 +1,272 @@
+"""Handlers that are coroutines, in real rounds: awaited, bounded, undone, cancelled with a failed round."""
+
+import asyncio
+import gc
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from casekit.bench import Bench, quick, threads
+from casekit.scripts import Injected, Raise
+from casekit.tensors import state
+from casekit.wrapped import Tripwire
+from weightsync.fsm.contract import RoundView
+from weightsync.fsm.errors import BridgeTimedOut
+from weightsync.fsm.record import Record
+from weightsync.handlers import bridge_call
+from weightsync.joining import transport_for
+
+pytestmark = pytest.mark.timeout(60)
+
+SOON = 10.0
+
+
+async def forever() -> None:
+    """Ends when it is cancelled."""
+    await asyncio.Event().wait()
+
+
+class Steps:
+    """An executor of coroutines that says what it did, and where."""
+
+    name = "steps"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.threads: set[str] = set()
+        self.instead: dict[str, Callable[[], Awaitable[object]]] = {}
+
+    async def prepare(self, round: RoundView) -> Callable[[], Awaitable[None]]:
+        """Get ready; hands back a coroutine function."""
+        await self._step("prepare")
+        return self._undo
+
+    async def clean(self, round: RoundView) -> None:
+        """The good end."""
+        await self._step("clean")
+
+    async def _undo(self) -> None:
+        await self._step("undo")
+
+    async def _step(self, step: str) -> None:
+        await asyncio.sleep(0)
+        instead = self.instead.pop(step, None)
+        if instead is not None:
+            await instead()
+        self.threads.add(threading.current_thread().name)
+        self.done.append(step)
+
+
+@pytest.fixture
+def steps() -> Steps:
+    """An executor that has done nothing yet."""
+    return Steps()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What is not closed stays open."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_the_steps_of_a_good_round_are_awaited_on_one_loop(steps: Steps) -> None:
+    """Before, they were taken for done as soon as they were made. The cost of each is in the log."""
+    with Bench(threads("e0", "e1"), handlers=[steps]) as bench:
+        for _ in range(2):
+            bench.works()
+        costs = [(each.trigger, each.seconds) for each in bench.log.records if each.undo == "steps"]
+    assert steps.done == ["prepare", "clean"] * 2
+    assert steps.threads == {"weightsync-bridge"}
+    assert [trigger for trigger, _ in costs] == ["prepare", "clean"] * 2
+    assert all(seconds for _, seconds in costs)
+
+
+def test_a_failed_round_awaits_the_undo(steps: Steps) -> None:
+    """A coroutine function, as the step was."""
+    wire, boom = Tripwire(transport_for("memory")), Injected("boom")
+    with Bench(threads("e0"), wire, handlers=[steps]) as bench:
+        wire.arm("broadcast", Raise(boom))
+        assert not bench.meets(boom).ok
+        wire.disarm()
+        assert steps.done == ["prepare", "undo"]
+        bench.works()
+    assert steps.done[2:] == ["prepare", "clean"]
+
+
+def test_an_error_in_a_step_is_the_rounds_error(steps: Steps) -> None:
+    """The very object."""
+    boom = Injected("in prepare")
+
+    async def raises() -> None:
+        raise boom
+
+    with Bench(threads("e0"), handlers=[steps]) as bench:
+        steps.instead["prepare"] = raises
+        result = bench.meets(boom)
+    assert result.error is boom
+    assert steps.done == []
+
+
+def test_a_step_that_hangs_is_named_before_the_phase_is_given_up(steps: Steps) -> None:
+    """Its own limit is a little shorter than that of a state in which nothing moves."""
+    policy = replace(quick(), idle=0.5)
+    with Bench(threads("e0"), policy=policy, handlers=[steps]) as bench:
+        steps.instead["prepare"] = forever
+        result = bench.run(state(1.0))
+    assert isinstance(result.error, BridgeTimedOut), result.error
+    assert "Steps.prepare took longer than 0.45 s and was cancelled" in str(result.error)
+
+
+def test_what_a_cancelled_round_waited_for_is_cancelled_too(steps: Steps) -> None:
+    """It would go on for as long as its limit otherwise, beside the next round."""
+    begun, over = threading.Event(), threading.Event()
+
+    async def slow() -> None:
+        begun.set()
+        try:
+            await forever()
+        finally:
+            over.set()
+
+    with Bench(threads("e0"), handlers=[steps]) as bench:
+        steps.instead["prepare"] = slow
+        pending = bench.sync.begin(1, state(1.0))
+        assert begun.wait(SOON)
+        pending.cancel()
+        assert over.wait(SOON)
+        assert not pending.wait().ok
+        bench.works()
+    assert steps.done == ["prepare", "clean"]
+
+
+def test_an_undo_that_comes_too_late_for_its_round_is_done(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that cannot be stopped, and is ready when nobody waits any more."""
+    monkeypatch.setattr(bridge_call, "_GRACE", 0.01)
+    go_on, undone = threading.Event(), threading.Event()
+
+    async def stuck() -> None:
+        go_on.wait(SOON)
+
+    async def says() -> None:
+        undone.set()
+
+    with Bench(threads("e0"), policy=replace(quick(), idle=0.5), handlers=[steps]) as bench:
+        steps.instead.update(prepare=stuck, undo=says)
+        result = bench.run(state(1.0))
+        assert not result.ok
+        assert not undone.is_set()
+        go_on.set()
+        assert undone.wait(SOON)
+        bench.works()
+
+
+class HalfAndHalf:
+    """An executor with one coroutine, and an observer with another."""
+
+    name = "half"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.seen: list[str] = []
+
+    def prepare(self, round: RoundView) -> Callable[[], object]:
+        """On a thread of the round's, as ever."""
+        self.done.append(f"prepare on {threading.current_thread().name}")
+        return lambda: self.done.append("undo")
+
+    async def clean(self, round: RoundView) -> None:
+        """On the loop."""
+        self.done.append(f"clean on {threading.current_thread().name}")
+
+    async def __call__(self, record: Record) -> None:
+        """On the loop."""
+        await asyncio.sleep(0)
+        self.seen.append(record.event)
+
+
+def test_a_handler_may_mix_coroutines_with_functions() -> None:
+    """Each step runs where it belongs, and an executor may be an observer, too."""
+    half = HalfAndHalf()
+    with Bench(threads("e0"), handlers=[half]) as bench:
+        bench.works()
+    assert half.done == ["prepare on weightsync", "clean on weightsync-bridge"]
+    assert half.seen[0] == "opened"
+    assert "result" in half.seen
+
+
+def test_an_observer_that_awaits_is_told_everything_in_order() -> None:
+    """And one that raises is disabled, with its name, as any other."""
+    seen: list[int] = []
+
+    async def watch(record: Record) -> None:
+        await asyncio.sleep(0)
+        seen.append(record.seq)
+
+    with Bench(threads("e0"), handlers=[watch]) as bench:
+        bench.works()
+        told = len(bench.log.records)
+    assert len(seen) == told
+    assert seen == sorted(seen)
+
+
+def test_an_observer_that_raises_on_the_loop_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
+    """One line, and the round does not notice."""
+    caplog.set_level(logging.ERROR, "weightsync")
+
+    async def watch(record: Record) -> None:
+        raise LookupError("boom")
+
+    with Bench(threads("e0"), handlers=[watch]) as bench:
+        bench.works()
+        bench.works()
+    assert caplog.messages == ["observer watch is disabled: it raised LookupError: boom"]
+
+
+def test_rounds_from_an_event_loop_go_well_with_such_handlers(steps: Steps) -> None:
+    """They run on a loop of their own, and the caller's goes on."""
+
+    async def trainer(bench: Bench) -> bool:
+        return (await bench.sync.round(1, state(1.0))).ok
+
+    with Bench(threads("e0"), handlers=[steps]) as bench:
+        assert asyncio.run(trainer(bench))
+    assert steps.done == ["prepare", "clean"]
+
+
+def test_without_such_handlers_there_is_no_loop() -> None:
+    """Nobody pays for what nobody uses."""
+    with Bench(threads("e0")) as bench:
+        bench.works()
+        assert bench.sync._bridge._loop is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["memory", "collective", "shm"])
+def test_fifty_rounds_leave_nothing_behind(transport: str, steps: Steps, no_collection: None) -> None:
+    """Descriptors, threads, shared memory and sockets are as many as after the first rounds, on all ways."""
+    with Bench(threads("e0", "e1"), transport, handlers=[steps]) as bench:
+        for _ in range(3):
+            bench.works()
+        before = counted()
+        for _ in range(50):
+            bench.works()
+        assert counted() == before
+    assert steps.done == ["prepare", "clean"] * 53
+
+
+def counted() -> dict[str, object]:
+    """What a process can leave behind."""
+    return {
+        "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        "bridges": sum(each.name == "weightsync-bridge" for each in threading.enumerate()),
+        "segments": sorted(path.name for path in Path("/dev/shm").iterdir() if "weightsync" in path.name),
+    }
