@@ -36,6 +36,7 @@ WeightSyncError            everything this library raises on purpose
  |- RoundCancelled         somebody cancelled the round
  |- LeaseEnded              the lock's lease ran out, or was given to someone else
  |- SetupError             the parts do not fit together; refused before anything moved
+ |   |- BackendUnavailable  an optional back end that is not there, or is broken
  |   |- EngineRefused      an engine that no round can be run with; an EngineError, too
  |   |   |- EngineUnknown  never reached, or another one answers under its name
  |   |   |- EngineAsleep   its weights are not in memory
@@ -49,6 +50,7 @@ WeightSyncError            everything this library raises on purpose
 from __future__ import annotations
 
 __all__ = [
+    "BackendUnavailable",
     "BridgeClosed",
     "BridgeError",
     "BridgeLost",
@@ -238,6 +240,10 @@ class LeaseEnded(WeightSyncError):
 
 class SetupError(WeightSyncError):
     """The parts handed to ``WeightSync`` do not fit together. Refused before anything moved."""
+
+
+class BackendUnavailable(SetupError):
+    """An optional back end is not there, or is broken; ``__cause__`` is what its import raised, if it did."""
 
 
 class EngineRefused(EngineError, SetupError):

@@ -32,7 +32,7 @@ from ..fsm.errors import SetupError
 from ..fsm.record import KEYS, Record
 from ..fsm.states import Outcome, State
 
-__all__ = ["StateLog", "level_of"]
+__all__ = ["StateLog", "level_of", "tell"]
 
 _TROUBLES = frozenset({"refused", "escalation", "undo", "cleanup"})
 """What asks for a person: an impossible fact, a lock that cannot be given back, things left over."""
@@ -104,6 +104,16 @@ class StateLog:
             getattr(self._console, level_of(record))(_headline(record), **_details(record))
         except (OSError, ValueError):
             self._console = None
+
+
+def tell(level: Literal["debug", "info", "warning", "error"], event: str, **values: str) -> None:
+    """One structured line about this process rather than a round, on the logger ``weightsync``.
+
+    What becomes of it is for ``logging`` to say, as of all other lines there. Empty values are left out.
+    """
+    render = structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True)
+    logger = _logger(logging.getLogger("weightsync"), [render])
+    getattr(logger, level)(event, **{key: " ".join(value.split()) for key, value in values.items() if value})
 
 
 def level_of(record: Record) -> Literal["debug", "info", "warning", "error"]:

@@ -42,10 +42,11 @@ class AutoTransport:
     Args:
         make: makes a transport by its name.
         needs_all: whether every engine must take part; a collective cannot go on without one.
+        strict: whether nothing is to be taken in the place of a transport that cannot be made here.
     """
 
-    def __init__(self, make: Callable[[str], Transport], *, needs_all: bool) -> None:
-        self._make, self._needs_all = make, needs_all
+    def __init__(self, make: Callable[[str], Transport], *, needs_all: bool, strict: bool = False) -> None:
+        self._make, self._needs_all, self._strict = make, needs_all, strict
         self._made: dict[str, Transport] = {}
         self._chosen: Transport | None = None
         self._lock = threading.Lock()
@@ -106,8 +107,8 @@ class AutoTransport:
             if name not in self._made:
                 try:
                     self._made[name] = self._make(name)
-                except SetupError:  # this system has no shared memory of the kind
-                    if name != "shm":
+                except SetupError:  # this system has no shared memory of the kind, or lacks a package
+                    if name != "shm" or self._strict:
                         raise
                     name = "collective"
                     self._made.setdefault(name, self._make(name))

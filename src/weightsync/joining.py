@@ -6,9 +6,11 @@ Whatever is not such a part is refused here, before anything moves, with what to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from .backends import Backends
 from .fsm import checks
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.errors import SetupError
@@ -27,6 +29,7 @@ from .handlers.coroutines import (
 )  # fmt: skip
 from .handlers.ledger import FileLedger, MemoryLedger
 from .handlers.lock import LocalLock
+from .transport_backends import METHODS, TABLE, made, transports
 
 __all__ = [
     "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "name_of", "policy_for", "sort_handlers",
@@ -35,12 +38,11 @@ __all__ = [
 
 _WHERE = "WeightSync"
 _LINK = ("hello", "open", "receive", "commit", "abort", "resume", "close")
-_TRANSPORT = ("open", "broadcast", "collect", "clean", "abort", "close")
 _LOCK = ("request", "enter", "wait", "renew", "release", "cancel", "status")
 _LEDGER = ("current", "version", "admit", "bind", "publish", "shut", "ask")
 
-TRANSPORTS = ("auto", "memory", "collective", "shm", "cuda_ipc", "objects")
-"""The transports that can be named."""
+TRANSPORTS = ("auto", *(each.name for each in TABLE))
+"""The transports that can be named, without those that other packages bring."""
 
 
 def engines_for(engines: Iterable[EngineLink]) -> list[EngineLink]:
@@ -89,47 +91,32 @@ def policy_for(policy: Policy | None, where: str = _WHERE) -> Policy:
     return policy
 
 
-def transport_for(transport: str | Transport, policy: Policy | None = None) -> Transport:
+def transport_for(
+    transport: str | Transport, policy: Policy | None = None, backends: Backends | None = None
+) -> Transport:
     """The transport called so, or the object itself.
 
     Args:
         transport: a name, or an object.
         policy: of the rounds, which ``"auto"`` has to know.
+        backends: what can be named; by default what the library and other packages bring.
 
     Raises:
+        BackendUnavailable: it needs something that is not installed, or is broken.
         SetupError: no transport is called so, or this is none.
     """
     if not isinstance(transport, str):
-        if not checks.has(transport, _TRANSPORT) or not hasattr(transport, "capabilities"):
+        if not checks.has(transport, METHODS) or not hasattr(transport, "capabilities"):
             names = f"{', '.join(map(repr, TRANSPORTS[:-1]))} or {TRANSPORTS[-1]!r}"
             raise checks.refusal(_WHERE, "transport", transport, f"{names} is needed, or a transport object")
         return transport
+    backends = transports() if backends is None else backends
     if transport == "auto":
         from .choosing import AutoTransport
 
         needs_all = policy is None or policy.on_engine_failure == "fail"
-        return AutoTransport(transport_for, needs_all=needs_all)
-    if transport == "memory":
-        from .transports.memory import MemoryTransport
-
-        return MemoryTransport()
-    if transport == "collective":
-        from .transports.collective import CollectiveTransport
-
-        return CollectiveTransport()
-    if transport == "shm":
-        from .transports.shm import SharedMemoryTransport
-
-        return SharedMemoryTransport()
-    if transport == "cuda_ipc":
-        from .transports.cuda_ipc import CudaIpcTransport
-
-        return CudaIpcTransport()
-    if transport == "objects":
-        from .transports.objects import ObjectStoreTransport
-
-        return ObjectStoreTransport()
-    raise SetupError(f"no transport is called {transport!r}; there are: {', '.join(TRANSPORTS)}")
+        return AutoTransport(partial(made, backends), needs_all=needs_all, strict=backends.mode == "strict")
+    return made(backends, transport)
 
 
 def lock_for(lock: LockKeeper | str | None, lease: float) -> LockKeeper:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
 
+from .backends import Mode
 from .books import EngineBooks, Entry
 from .conductor import Conductor, Stage
 from .fsm import checks
@@ -34,6 +35,7 @@ from .handlers.ranks import TrainerRanks
 from .handlers.workers import Workers
 from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
 from .pending import Pending
+from .transport_backends import transports
 from .turns import Turns
 
 __all__ = ["Pending", "WeightSync"]
@@ -55,6 +57,9 @@ class WeightSync:
             default the version is kept in this process only.
         ranks: this process as rank 0 of a trainer of several ranks; the others use a ``FollowerSync``.
         owner: how this trainer is called in logs and to those who wait for the lock.
+        backends: what becomes of a transport that cannot be used here. ``"warn"``: a line in the log if it is
+            broken, none if it is not installed. ``"quiet"``: neither. ``"strict"``: an error, also where
+            another transport could take its place. Whoever names it gets the error in any case.
 
     Raises:
         SetupError: something that is no such part, or parts that do not fit together.
@@ -71,13 +76,14 @@ class WeightSync:
         ledger: LedgerKeeper | str | Path | None = None,
         ranks: TrainerRanks | None = None,
         owner: str | None = None,
+        backends: Mode = "warn",
     ) -> None:
         self.policy = policy_for(policy)
         if owner is not None:
             checks.text("WeightSync", "owner", owner)
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
         self._books = EngineBooks(engines_for(engines), self.policy.backoff())
-        self._transport = transport_for(transport, self.policy)
+        self._transport = transport_for(transport, self.policy, transports(backends))
         self._bridge = LoopBridge()
         step = 0.9 * self.policy.limits().idle  # before the round gives it up without knowing who it was
         executors, observers = sort_handlers(handlers, self._bridge, step)

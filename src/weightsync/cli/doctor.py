@@ -1,4 +1,7 @@
-"""``weightsync doctor``: what is usable here, and why the rest is not. Nothing is imported to find out."""
+"""``weightsync doctor``: what is usable here, and why the rest is not.
+
+Nothing is imported to find out, so what is there counts as usable. ``--load`` imports the transports as well.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING
 
+from ..backends import Backend, Backends
 from ..columns import Column, grid
+from ..fsm.imports import Standing, Verdict
+from ..transport_backends import transports
 from .terminal import paint, show, width
 
 if TYPE_CHECKING:
@@ -32,18 +38,6 @@ NEEDED = {
 USEFUL = {"tqdm": ("progress", "a progress bar"), "resvg-py": ("png", "diagrams as PNG")}
 """Packages that an extra brings: its name, and what they are for."""
 
-_TRANSPORTS = {
-    "memory": (("torch", "xxhash"), "engines in this process"),
-    "collective": (("torch", "numpy", "xxhash"), "engines in processes of their own (gloo)"),
-    "shm": (("torch", "numpy", "xxhash", "msgpack"), "engines in processes of this host, by shared memory"),
-    "cuda_ipc": (
-        ("torch", "numpy", "xxhash", "msgpack"),
-        "engines on GPUs of this host, by CUDA IPC; not run on a GPU so far",
-    ),
-    "objects": (("torch", "numpy", "xxhash", "ray"), "engines in Ray actors, by Ray's object store"),
-}
-
-
 _DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """What a driver for a GPU makes: CUDA, ROCm, and CUDA in WSL."""
 
@@ -64,14 +58,19 @@ def add(commands: Commands) -> None:
         "doctor",
         help="say what is usable here, and why the rest is not",
         description="Say what is usable on this machine, and why the rest is not. Exit status 1 if something "
-        "that is needed is missing.",
+        "that is needed is missing, or broken.",
+    )
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="import each transport as well, which takes a while and finds what is there and broken",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
-    found = list(findings())
+    found = list(findings(load=arguments.load))
     columns = [
         Column("", [each.what for each in found]),
         Column("", [each.verdict for each in found], colour=_colour),
@@ -79,11 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
         Column("", [each.note for each in found], least=20),
     ]
     show(grid(columns, width(), paint()))
-    return 1 if any(each.verdict == "MISSING" for each in found) else 0
+    return 1 if any(each.verdict in ("MISSING", "BROKEN") for each in found) else 0
 
 
-def findings() -> Iterator[Finding]:
-    """What there is, in the order in which it is needed."""
+def findings(*, load: bool = False) -> Iterator[Finding]:
+    """What there is, in the order in which it is needed; with ``load``, what can be imported as well."""
     from .. import __version__
 
     yield Finding("weightsync", "ok", __version__, "")
@@ -96,16 +95,49 @@ def findings() -> Iterator[Finding]:
         version = _version(name)
         missing = f"pip install {name}, or the extra {extra}: {purpose}"
         yield Finding(name, "ok" if version else "no", version or "", purpose if version else missing)
-    for name, (packages, purpose) in _TRANSPORTS.items():
-        lacking = [package for package in packages if not _version(package)]
-        if not _there(f"weightsync.transports.{name}"):
-            yield Finding(f"transport {name}", "no", "", "not part of this version")
-        elif lacking:
-            yield Finding(f"transport {name}", "no", "", f"needs {', '.join(lacking)}")
-        elif name == "cuda_ipc" and _no_gpu():
-            yield Finding(f"transport {name}", "no", "", _no_gpu())
-        else:
-            yield Finding(f"transport {name}", "ok", "", purpose)
+    backends = transports()
+    for backend in backends.all():
+        yield _backend(backends, backend, load=load)
+
+
+def _backend(backends: Backends, backend: Backend, *, load: bool) -> Finding:
+    """A transport, and what keeps it from being used as far as that can be seen."""
+    what = f"transport {backend.name}"
+    if backend.source:
+        return _of_others(backends, backend, load=load)
+    if not _there(backend.path):
+        return Finding(what, "no", "", "not part of this version")
+    lacking = [package for package in backend.needs if not _version(package)]
+    if lacking:
+        return Finding(what, "no", "", f"needs {', '.join(lacking)}")
+    if backend.name == "cuda_ipc" and _no_gpu():
+        return Finding(what, "no", "", _no_gpu())
+    if load and (verdict := backends.verdict(backend.name)).standing is not Standing.ready:
+        return _told(what, "", verdict)
+    return Finding(what, "ok", "", backend.purpose)
+
+
+def _of_others(backends: Backends, backend: Backend, *, load: bool) -> Finding:
+    """One that another package brings. Mistakes in it are told, and not raised."""
+    what, version = f"transport {backend.name}", _dated(backend.source)
+    note = f"brought by {backend.source}"
+    if not load:
+        return Finding(what, "ok", version, f"{note}; not imported to find out (--load)")
+    try:
+        verdict = backends.verdict(backend.name)
+    except Exception as error:  # noqa: BLE001 - one line of the table, and the others follow
+        return Finding(what, "BROKEN", version, f"{note}: {type(error).__name__}: {error}")
+    return (
+        Finding(what, "ok", version, note)
+        if verdict.standing is Standing.ready
+        else _told(what, version, verdict)
+    )
+
+
+def _told(what: str, version: str, verdict: Verdict) -> Finding:
+    where = f", at {verdict.where}" if verdict.where else ""
+    standing = "BROKEN" if verdict.standing is Standing.broken else "no"
+    return Finding(what, standing, version, f"{verdict.reason}{where}")
 
 
 def _no_gpu() -> str:
@@ -125,6 +157,10 @@ def _version(name: str) -> str | None:
     """The version of a package; None if it cannot be imported."""
     if not _there(name.replace("-", "_")):
         return None
+    return _dated(name)
+
+
+def _dated(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -139,4 +175,4 @@ def _there(module: str) -> bool:
 
 
 def _colour(verdict: str) -> str:
-    return {"ok": "green", "MISSING": "alarm"}.get(verdict, "yellow")
+    return {"ok": "green", "MISSING": "alarm", "BROKEN": "alarm"}.get(verdict, "yellow")

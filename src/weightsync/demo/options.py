@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..fsm.errors import SetupError
-from ..joining import TRANSPORTS, transport_for
+from ..joining import transport_for
+from ..transport_backends import transports
 from .faults import parse
 from .grpo import Settings
 from .place import DEFAULT
@@ -66,8 +67,9 @@ def _check_transport(options: Options) -> None:
     name = options.transport
     if name is None:
         return
-    if name not in TRANSPORTS:
-        raise SetupError(f"--transport {name}: there are {', '.join(TRANSPORTS)}")
+    names = transports().names()
+    if name not in names:
+        raise SetupError(f"--transport {name}: there are {', '.join(names)}")
     if name in _THREADS_ALONE and not options.threads:
         raise SetupError(f"--transport {name} reaches engines of this process only: add --threads")
     transport_for(name).close()  # whatever it needs and is not there is said before anything is started
