@@ -78,6 +78,15 @@ def one(mode: Mode = "warn", needs: tuple[str, ...] = ("gadget",)) -> Backends:
     return Backends("thing", [plug, Backend("safe", "collections", "OrderedDict")], mode=mode, also=("auto",))
 
 
+def refusal(backends: Backends) -> Exception | None:
+    """What asking for it raises."""
+    try:
+        backends.get("plug")
+    except Exception as error:  # noqa: BLE001 - which kind is what is looked at
+        return error
+    return None
+
+
 USES_GADGET = """
     import gadget
 
@@ -102,11 +111,12 @@ def test_what_is_there_is_made_without_a_word(shelf: Shelf, log: pytest.LogCaptu
 
 def test_nothing_is_imported_before_it_is_asked_for(shelf: Shelf) -> None:
     """Neither by listing names nor by looking at what one needs."""
-    shelf.put("plugged/inner.py", "raise SystemExit('imported')")
-    shelf.put("gadget.py", "raise SystemExit('imported')")
+    shelf.put("plugged/inner.py", USES_GADGET)
+    shelf.put("gadget.py", "SIZE = 3")
     backends = one()
     assert backends.names() == ("auto", "plug", "safe")
     assert [backends.lacking(each) for each in backends.all()] == [[], []]
+    assert not {"plugged", "plugged.inner", "gadget"} & sys.modules.keys()
 
 
 # -- absent -------------------------------------------------------------------------------------------------
@@ -118,7 +128,8 @@ def test_what_is_absent_is_an_event_at_level_debug(shelf: Shelf, log: pytest.Log
     backends = one()
     assert backends.find("plug") is None
     assert backends.find("plug") is None
-    (record,) = log.records
+    assert len(log.records) == 1
+    record = log.records[0]
     assert record.levelno == logging.DEBUG
     assert record.getMessage() == (
         'event="thing is absent" backend=plug error=ModuleNotFoundError message="No module named \'gadget\'"'
@@ -170,7 +181,8 @@ def test_what_is_broken_is_one_structured_warning(
     for backends in (one(), one()):
         assert backends.find("plug") is None
         assert backends.find("plug") is None
-    (record,) = log.records
+    assert len(log.records) == 1
+    record = log.records[0]
     line = record.getMessage()
     assert record.levelno == logging.WARNING
     assert line.startswith(f'event="thing is broken" backend=plug error={kind} message=')
@@ -186,17 +198,14 @@ def test_asking_for_what_is_broken_explains(what: str, shelf: Shelf) -> None:
     shelf.put("plugged/inner.py", USES_GADGET)
     shelf.put("gadget.py", text)
     backends = one()
-    with pytest.raises(
-        BackendUnavailable, match=rf"^thing 'plug' is broken: its import raised {kind}: "
-    ) as caught:
-        backends.get("plug")
-    assert str(caught.value).endswith("; others are: auto, safe")
-    assert isinstance(caught.value, SetupError)
-    cause = caught.value.__cause__
-    assert type(cause).__name__ == kind
-    with pytest.raises(BackendUnavailable) as again:
-        backends.get("plug")
-    assert again.value.__cause__ is cause
+    error, again = refusal(backends), refusal(backends)
+    assert isinstance(error, BackendUnavailable)
+    assert isinstance(error, SetupError)
+    assert str(error).startswith(f"thing 'plug' is broken: its import raised {kind}: ")
+    assert str(error).endswith("; others are: auto, safe")
+    assert type(error.__cause__).__name__ == kind
+    assert again is not None
+    assert again.__cause__ is error.__cause__
 
 
 def test_a_native_library_that_cannot_be_loaded_is_broken(shelf: Shelf) -> None:
@@ -268,7 +277,7 @@ def test_a_mistake_of_its_own_is_raised_as_it_is(
     shelf.put("gadget.py", "SIZE = 1")
     for mode in ("quiet", "warn", "strict"):
         backends = one(mode)
-        for ask in (backends.get, backends.find, backends.verdict):
+        for ask in (backends.find, backends.get, backends.verdict):
             with pytest.raises(kind) as caught:
                 ask("plug")
             assert not isinstance(caught.value, WeightSyncError)
@@ -453,12 +462,16 @@ def test_a_broken_library_breaks_neither_the_import_nor_more_than_its_transports
 
 
 AUTO = """
-    import logging, sys
+    import logging
     logging.basicConfig(format="%(levelname)s %(message)s")
+    from weightsync.fsm.errors import BackendUnavailable
     from weightsync.joining import transport_for
     from weightsync.transport_backends import transports
-    auto = transport_for("auto", None, transports(sys.argv[1] if len(sys.argv) > 1 else "warn"))
-    print(auto._take("shm").name)
+    for mode in ("warn", "strict"):
+        try:
+            print(transport_for("auto", None, transports(mode))._take("shm").name)
+        except BackendUnavailable as error:
+            print(error)
 """
 
 
@@ -466,13 +479,13 @@ def test_auto_takes_another_transport_unless_it_is_strict(shelf: Shelf) -> None:
     """Shared memory lacks its package: the collective will do, or the error says why not."""
     shelf.put("msgpack/__init__.py", "raise OSError('libmsg.so: no such file')")
     done = run(shelf, AUTO)
-    assert done.stdout.strip() == "collective", done.stderr
-    assert done.stderr.count("WARNING") == 1
-    strict = run(shelf, AUTO.replace('sys.argv[1] if len(sys.argv) > 1 else "warn"', '"strict"'))
-    assert strict.returncode == 1
-    assert (
-        "BackendUnavailable: transport 'shm' is broken: its import raised OSError: libmsg.so" in strict.stderr
+    assert done.returncode == 0, done.stderr
+    lenient, strict = done.stdout.splitlines()
+    assert lenient == "collective"
+    assert strict.startswith(
+        "transport 'shm' is broken: its import raised OSError: libmsg.so: no such file, at"
     )
+    assert done.stderr.count("WARNING") == 1
 
 
 def test_the_doctor_prints_the_table(shelf: Shelf) -> None:

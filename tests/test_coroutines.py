@@ -135,7 +135,8 @@ def test_what_a_cancelled_round_waited_for_is_cancelled_too(steps: Steps) -> Non
         finally:
             over.set()
 
-    with Bench(threads("e0"), handlers=[steps]) as bench:
+    patient = replace(quick(), deadline=80.0, idle=6 * SOON)  # a step may take longer than this test waits
+    with Bench(threads("e0"), policy=patient, handlers=[steps]) as bench:
         steps.instead["prepare"] = slow
         pending = bench.sync.begin(1, state(1.0))
         assert begun.wait(SOON)
