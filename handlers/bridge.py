@@ -27,7 +27,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from ..fsm import checks
 from ..fsm.errors import BridgeClosed, BridgeLost, BridgeReentered
@@ -81,7 +81,15 @@ class LoopBridge:
             BridgeLost: the loop ended while it ran, or has ended for the second time.
             BaseException: whatever ``work`` raised, the very object.
         """
-        return self.begin(work, *args, limit=limit).result()
+        call = self._made(work, args, limit, None)
+        try:
+            self._send(call)
+            return call.result()
+        except BaseException as error:
+            call.give_up(error)  # an interrupt may come before there is anybody who waits
+            raise
+        finally:
+            del call  # the error's traceback keeps this frame, and the call keeps the error
 
     def begin(
         self,
@@ -98,13 +106,8 @@ class LoopBridge:
             limit: seconds, from now.
             unclaimed: gets, on the loop's thread, a value that came too late for whoever waited.
         """
-        checks.called("LoopBridge.call", "work", work)
-        checks.seconds("LoopBridge.call", "limit", limit)
-        name = getattr(work, "__qualname__", None) or repr(work)
-        self._refuse_on_a_loop(name)
-        call = BridgeCall(name, partial(work, *args), limit, unclaimed)
-        while not self._home(name).take(call):
-            pass  # it ended just now; the next one is made, or refused
+        call = self._made(work, args, limit, unclaimed)
+        self._send(call)
         return call
 
     def close(self, limit: float = _LIMIT) -> tuple[str, ...]:
@@ -138,6 +141,24 @@ class LoopBridge:
     def __del__(self) -> None:
         if getattr(self, "_loop", None) is not None and not self._closed:
             warnings.warn(f"{self.name} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def _made(
+        self,
+        work: Callable[..., Awaitable[T]],
+        args: tuple[object, ...],
+        limit: float,
+        unclaimed: Callable[[T], object] | None,
+    ) -> BridgeCall[T]:
+        """A call that has not begun."""
+        checks.called("LoopBridge.call", "work", work)
+        checks.seconds("LoopBridge.call", "limit", limit)
+        name = getattr(work, "__qualname__", None) or repr(work)
+        self._refuse_on_a_loop(name)
+        return BridgeCall(name, partial(work, *args), limit, unclaimed)
+
+    def _send(self, call: BridgeCall[Any]) -> None:
+        while not self._home(call.name).take(call):
+            pass  # the loop ended just now; the next one is made, or refused
 
     def _home(self, name: str) -> BridgeLoop:
         """The loop; made, or made anew, by the first one to find that it is not there."""

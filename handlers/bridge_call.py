@@ -91,11 +91,15 @@ class BridgeCall(Generic[T]):
                 )
             return self._told()
         except BaseException as error:
-            if self._give_up():  # whoever waits was interrupted, and wants nothing of it any more
-                self.cancel(error)
+            self.give_up(error)  # whoever waits was interrupted, and wants nothing of it any more
             raise
         finally:
             del self  # the error's traceback keeps this frame, and the call keeps the error
+
+    def give_up(self, why: BaseException) -> None:
+        """Nobody waits any more, nor will: cancel it, if it is not over."""
+        if self._give_up():
+            self.cancel(why)
 
     def _wait(self, seconds: float) -> bool:
         if not self._under_way.acquire(timeout=max(0.0, seconds)):

@@ -508,3 +508,49 @@ def test_the_doctor_prints_the_table(shelf: Shelf) -> None:
     )
     assert "transport shm BROKEN OSError: libmsg.so: no such file, at" in told
     assert "transport memory ok engines in this process" in told
+
+
+# -- workers of a cluster -----------------------------------------------------------------------------------
+
+
+class Worker:
+    """An actor that asks for something broken, more than once and in more than one registry."""
+
+    def lines(self, folder: str) -> list[str]:
+        """What its process logs of that."""
+        sys.path.insert(0, folder)
+        told: list[str] = []
+
+        class Listens(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                told.append(record.getMessage())
+
+        logging.getLogger("weightsync").addHandler(Listens(logging.WARNING))
+        plug = Backend("plug", "plugged.inner", "Plug", ("gadget",))
+        for _ in range(3):
+            backends = Backends("thing", [plug])
+            for _ in range(2):
+                backends.find("plug")
+        return told
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_each_worker_of_a_cluster_says_it_once(shelf: Shelf, ray_cluster: None) -> None:
+    """However often it asks; N workers log N lines, and none for what nobody asked for."""
+    import ray
+
+    shelf.put("plugged/inner.py", USES_GADGET)
+    shelf.put("gadget.py", "raise OSError('libgadget.so: no such file')")
+    path = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
+    kind = ray.remote(num_cpus=0, runtime_env={"env_vars": {"PYTHONPATH": path}})(Worker)
+    workers = [kind.remote() for _ in range(2)]
+    try:
+        said = ray.get([worker.lines.remote(str(shelf.folder)) for worker in workers], timeout=120)
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+    assert [len(lines) for lines in said] == [1, 1]
+    assert all(
+        'backend=plug error=OSError message="libgadget.so: no such file"' in lines[0] for lines in said
+    )

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from benchmarks.bridge import measure
 
 from weightsync.fsm.errors import (
     BridgeClosed,
@@ -463,7 +464,7 @@ def test_an_interrupt_of_the_caller_cancels_the_call(bridge: LoopBridge) -> None
         sender = threading.Thread(target=sends)
         sender.start()
         with pytest.raises(Interrupted) as caught:
-            bridge.call(slow, limit=SOON)
+            bridge.call(slow, limit=6 * SOON)
         sender.join(SOON)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -487,8 +488,8 @@ def test_a_dead_loop_is_made_anew_once_with_a_line(
     after = loop_of(bridge)
     assert after is not before
     assert descriptors() == ours
-    (line,) = caplog.records
-    assert line.getMessage() == (
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0] == (
         "the event loop of under test has ended (SystemExit: on the loop); there is a new one, this once"
     )
     assert len(alive("under test")) == 1
@@ -714,3 +715,10 @@ def test_a_pickled_bridge_is_a_new_one(bridge: LoopBridge) -> None:
 def test_the_library_has_no_bridge_of_its_own() -> None:
     """No module has one: whoever makes one closes it."""
     assert not [name for name, value in vars(bridge_module).items() if isinstance(value, LoopBridge)]
+
+
+def test_a_call_costs_less_than_a_third_of_one_with_a_loop_of_its_own() -> None:
+    """And leaves nothing open, where a loop that is not closed leaves three descriptors a call."""
+    bridged, closed, leaky = measure(calls=50, repeats=3)
+    assert 3 * bridged.microseconds < closed.microseconds, (bridged, closed)
+    assert (bridged.left, closed.left, leaky.left) == (0, 0, 150)

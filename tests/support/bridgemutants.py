@@ -85,7 +85,7 @@ def nothing_is_cancelled_when_it_is_late(patch: Patch) -> None:
 
 
 def an_interrupt_is_not_passed_on(patch: Patch) -> None:
-    """The caller goes on, and so does the coroutine."""
+    """The caller goes on, and so does the coroutine, until its own limit."""
     patch.setattr(BridgeCall, "cancel", lambda self, why=None: None)
 
 
