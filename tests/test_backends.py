@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -543,14 +544,13 @@ def test_each_worker_of_a_cluster_says_it_once(shelf: Shelf, ray_cluster: None) 
     shelf.put("plugged/inner.py", USES_GADGET)
     shelf.put("gadget.py", "raise OSError('libgadget.so: no such file')")
     path = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
-    kind = ray.remote(num_cpus=0, runtime_env={"env_vars": {"PYTHONPATH": path}})(Worker)
-    workers = [kind.remote() for _ in range(2)]
+    kind: Any = ray.remote(num_cpus=0, runtime_env={"env_vars": {"PYTHONPATH": path}})(Worker)
+    workers: list[Any] = [kind.remote() for _ in range(2)]
     try:
         said = ray.get([worker.lines.remote(str(shelf.folder)) for worker in workers], timeout=120)
     finally:
         for worker in workers:
             ray.kill(worker)
     assert [len(lines) for lines in said] == [1, 1]
-    assert all(
-        'backend=plug error=OSError message="libgadget.so: no such file"' in lines[0] for lines in said
-    )
+    cause = 'backend=plug error=OSError message="libgadget.so: no such file"'
+    assert all(cause in lines[0] for lines in said)
