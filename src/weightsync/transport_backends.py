@@ -9,11 +9,13 @@ called without arguments and hands back a transport::
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from .backends import Backend, Backends, Mode
 from .fsm import checks
-from .fsm.contract import Transport
+
+if TYPE_CHECKING:
+    from .fsm.contract import Transport  # which a machine without any packages cannot import
 
 __all__ = ["GROUP", "TABLE", "made", "transports"]
 
