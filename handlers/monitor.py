@@ -10,6 +10,7 @@ notices by itself that it is both.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -41,6 +42,10 @@ class HealthWatch:
     def __init__(self, pause: Callable[[], object], resume: Callable[[], object]) -> None:
         checks.called("HealthWatch", "pause", pause)
         checks.called("HealthWatch", "resume", resume)
+        for name, told in (("pause", pause), ("resume", resume)):
+            if inspect.iscoroutinefunction(told):
+                needed = "a plain function is needed; for a coroutine, write a handler with async def prepare"
+                raise checks.refusal("HealthWatch", name, told, needed)
         self._pause = pause
         self._resume = resume
         self._lock = threading.Lock()

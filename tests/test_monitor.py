@@ -13,6 +13,7 @@ import weightsync
 from weightsync.fsm.calls import Act
 from weightsync.fsm.contract import Executor, RoundView, Undo, Weights
 from weightsync.fsm.engine_table import Session
+from weightsync.fsm.errors import SetupError
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record
 from weightsync.fsm.states import EngineState
@@ -252,3 +253,17 @@ def test_a_round_that_brings_an_engine_back_is_told_as_well() -> None:
         assert monitor.told == ["updating", "watch again"] * 2
     finally:
         close_all()
+
+
+@pytest.mark.parametrize("which", ["pause", "resume"])
+def test_a_coroutine_function_is_refused(which: str) -> None:
+    """It would be called and never awaited; a handler may be one."""
+
+    async def tells() -> None:
+        """Does nothing, and needs a loop for it."""
+
+    functions: dict[str, Any] = {"pause": int, "resume": int, which: tells}
+    with pytest.raises(
+        SetupError, match=rf"HealthWatch\({which}=.*: a plain function is needed; for a coroutine"
+    ):
+        HealthWatch(**functions)
