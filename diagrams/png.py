@@ -32,8 +32,12 @@ def png(svg: str) -> bytes:
 def _resvg() -> Any:
     try:
         return importlib.import_module("resvg_py")
-    except ImportError as error:
-        raise DrawingToolMissing("a PNG needs resvg-py, the extra png: pip install resvg-py") from error
+    except (ImportError, OSError) as error:  # a native library that cannot be loaded may be either
+        if isinstance(error, ModuleNotFoundError) and error.name == "resvg_py":
+            why = "a PNG needs resvg-py, the extra png: pip install resvg-py"
+        else:
+            why = f"a PNG needs resvg-py, which is broken: its import raised {type(error).__name__}: {error}"
+        raise DrawingToolMissing(why) from error
 
 
 @cache

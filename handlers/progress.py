@@ -8,6 +8,7 @@ where tqdm is not installed, a line is printed for each.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from ..fsm.record import Record
 from ..fsm.states import Outcome
 
 __all__ = ["Bar", "Progress"]
+
+_LOGGER = logging.getLogger("weightsync")
 
 _GOOD = frozenset({Outcome.complete.name, Outcome.partial.name})
 
@@ -71,7 +74,10 @@ def _succeeded(record: Record) -> bool:
 def _made() -> Bar:
     try:
         tqdm: Any = importlib.import_module("tqdm").tqdm
-    except ImportError:
+    except (ImportError, OSError) as error:
+        if not isinstance(error, ModuleNotFoundError) or error.name != "tqdm":
+            what = f"{type(error).__name__}: {error}"
+            _LOGGER.warning("tqdm is broken, so a line is printed for each round: its import raised %s", what)
         return _Printed()
 
     class Quiet(tqdm):  # type: ignore[misc]

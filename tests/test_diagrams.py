@@ -494,6 +494,21 @@ def test_a_png_without_its_extra_says_which_one(monkeypatch: pytest.MonkeyPatch,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("raises", ["OSError('libresvg.so')", "ImportError('libresvg.so')"])
+def test_a_png_with_a_broken_extra_says_why(
+    raises: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is installed, and its native library cannot be loaded: to install it again is not what helps."""
+    (tmp_path / "resvg_py.py").write_text(f"raise {raises}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "resvg_py", raising=False)
+    with pytest.raises(
+        DrawingToolMissing, match=r"is broken: its import raised (OS|Import)Error: libresvg.so$"
+    ):
+        write(tmp_path / "a.png", ROUND)
+    assert not (tmp_path / "a.png").exists()
+
+
 def test_a_png_without_fonts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no font is installed text would be left out in silence; that is an error instead."""
     mute = ModuleType("resvg_py")

@@ -1,9 +1,11 @@
 """A bar moves on by one for each round that succeeded, and for no other."""
 
 import io
+import logging
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,4 +122,26 @@ def test_without_tqdm_a_line_is_printed(
     assert capsys.readouterr().err.splitlines() == [
         "weights handed over (1 so far)",
         "weights handed over (2 so far)",
+    ]
+
+
+def test_with_a_broken_tqdm_a_line_is_printed_and_the_cause_told(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is installed and cannot be loaded: the observer is not disabled for that."""
+    caplog.set_level(logging.WARNING, "weightsync")
+    (tmp_path / "tqdm.py").write_text("raise OSError('libbar.so: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tqdm")
+    progress = Progress()
+    for record in records():
+        progress(record)
+    progress.close()
+    assert capsys.readouterr().err.splitlines() == ["weights handed over (1 so far)"]
+    assert caplog.messages == [
+        "tqdm is broken, so a line is printed for each round: its import raised "
+        "OSError: libbar.so: no such file"
     ]
