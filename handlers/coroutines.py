@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ..fsm.contract import RoundView, Undo
+from ..fsm.errors import RoundCancelled
 from ..fsm.record import Record
 from ..fsm.states import State
 from .bridge import BridgeCall, LoopBridge
@@ -95,7 +96,9 @@ class AsyncExecutor:
         with self._lock:
             call = self._running.pop(record.round, None)
         if call is not None:
-            call.cancel()
+            call.cancel(
+                RoundCancelled(f"the round has failed and waits no longer for {call.name} of {self.name}")
+            )
 
     def _do(self, step: Callable[[RoundView], Any], round: RoundView) -> Any:
         if not inspect.iscoroutinefunction(step):

@@ -20,7 +20,10 @@ from .fsm.errors import SetupError
 from .fsm.plan import Plan
 from .fsm.receipt import Participant
 
-__all__ = ["AutoTransport", "choose"]
+__all__ = ["CANDIDATES", "AutoTransport", "choose"]
+
+CANDIDATES = ("memory", "shm", "collective")
+"""What is chosen from."""
 
 
 def choose(engines: Iterable[EngineLink]) -> str:

@@ -112,10 +112,13 @@ def transport_for(
         return transport
     backends = transports() if backends is None else backends
     if transport == "auto":
-        from .choosing import AutoTransport
+        from .choosing import CANDIDATES, AutoTransport
 
+        strict = backends.mode == "strict"
+        for name in CANDIDATES if strict else ():
+            backends.get(name)  # before anything moves, whichever of them a round will need
         needs_all = policy is None or policy.on_engine_failure == "fail"
-        return AutoTransport(partial(made, backends), needs_all=needs_all, strict=backends.mode == "strict")
+        return AutoTransport(partial(made, backends), needs_all=needs_all, strict=strict)
     return made(backends, transport)
 
 
