@@ -125,6 +125,9 @@ def test_without_tqdm_a_line_is_printed(
     ]
 
 
+CAUSE = "its import raised OSError: libbar.so: no such file"
+
+
 def test_with_a_broken_tqdm_a_line_is_printed_and_the_cause_told(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -141,7 +144,4 @@ def test_with_a_broken_tqdm_a_line_is_printed_and_the_cause_told(
         progress(record)
     progress.close()
     assert capsys.readouterr().err.splitlines() == ["weights handed over (1 so far)"]
-    assert caplog.messages == [
-        "tqdm is broken, so a line is printed for each round: its import raised "
-        "OSError: libbar.so: no such file"
-    ]
+    assert caplog.messages == [f"tqdm is broken, so a line is printed for each round: {CAUSE}"]
