@@ -102,7 +102,7 @@ class BridgeCall(Generic[T]):
             self.cancel(why)
 
     def _wait(self, seconds: float) -> bool:
-        if not self._under_way.acquire(timeout=max(0.0, seconds)):
+        if not self._under_way.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             return False
         self._under_way.release()
         return True

@@ -153,6 +153,9 @@ class AsyncObserver:
         """As the handler does, if it does."""
         close = getattr(self._handler, "close", None)
         if inspect.iscoroutinefunction(close):
-            self._bridge.call(close, limit=self._limit)
+            # On a thread of its own: whoever closes may run an event loop, which stands still for it anyway.
+            spawn(
+                f"weightsync-close-{self.name}", lambda: self._bridge.call(close, limit=self._limit)
+            ).result()
         elif callable(close):
             close()

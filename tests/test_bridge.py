@@ -169,6 +169,11 @@ def test_the_callers_context_is_the_coroutines() -> None:
     assert mine.get() == "the caller's"
 
 
+def test_a_limit_may_be_as_long_as_somebody_likes(bridge: LoopBridge) -> None:
+    """Longer than the system can wait in one go."""
+    assert bridge.call(same, 1, limit=1e12) == 1
+
+
 @pytest.mark.parametrize("limit", [0, -1.0, float("inf"), None, True])
 def test_there_is_no_call_without_a_limit(bridge: LoopBridge, limit: object) -> None:
     """A bridge that waits for good is what this one is not."""

@@ -243,6 +243,47 @@ def test_rounds_from_an_event_loop_go_well_with_such_handlers(steps: Steps) -> N
     assert steps.done == ["prepare", "clean"]
 
 
+class Closing:
+    """An observer that has something to await at the end."""
+
+    name = "closing"
+
+    def __init__(self) -> None:
+        self.told = 0
+        self.closed_on = ""
+
+    async def __call__(self, record: Record) -> None:
+        """Counts."""
+        self.told += 1
+
+    async def close(self) -> None:
+        """Says goodbye to somebody."""
+        await asyncio.sleep(0)
+        self.closed_on = threading.current_thread().name
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_the_end_of_an_observer_is_awaited(in_a_loop: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if whoever closes runs an event loop, which may not be the one that is waited for."""
+    caplog.set_level(logging.WARNING, "weightsync")
+    watch = Closing()
+
+    def trains() -> None:
+        with Bench(threads("e0"), handlers=[watch]) as bench:
+            bench.works()
+
+    async def trains_in_a_loop() -> None:
+        trains()
+
+    if in_a_loop:
+        asyncio.run(trains_in_a_loop())
+    else:
+        trains()
+    assert watch.told
+    assert watch.closed_on == "weightsync-bridge"
+    assert caplog.messages == []
+
+
 def test_without_such_handlers_there_is_no_loop() -> None:
     """Nobody pays for what nobody uses."""
     with Bench(threads("e0")) as bench:
