@@ -41,8 +41,10 @@ class Report:
         step: None if what it was called with is none.
         after: the number of the last verdict that this rank has passed by.
         kind: what is called at this step.
-        fingerprint: of the plan of its tensors; empty if there is none.
+        stage: ``"export"`` while the ranks agree on how they gather their tensors, before they do.
+        fingerprint: of the plan of its tensors, or of what an export is planned from; empty if there is none.
         error: what it raised in its part, in one line; empty if it did not.
+        standing: where it stands with its export's plan; see ``exports.py``.
     """
 
     rank: int
@@ -54,6 +56,8 @@ class Report:
     fingerprint: str = ""
     error: str = ""
     after: int = 0
+    stage: str = ""
+    standing: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -73,12 +77,14 @@ class Verdict:
         step: of rank 0; None if what it was called with is none.
         calls: those that this answers, whatever their step.
         error: why there is no hand-over; None if there is one.
+        decision: what all ranks do with their export's plan, if that is what they met for.
     """
 
     step: int | None
     kind: str
     calls: tuple[str, ...] = ()
     error: Mapping[str, str] | None = None
+    decision: Mapping[str, Any] | None = None
 
     def answers(self, report: Report) -> bool:
         """Whether it does; a refusal also answers who comes late to this step, or to one before it."""
@@ -96,7 +102,7 @@ class Verdict:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Verdict:
         """Read ``to_json`` back."""
-        return cls(told["step"], told["kind"], tuple(told["calls"]), told["error"])
+        return cls(told["step"], told["kind"], tuple(told["calls"]), told["error"], told["decision"])
 
 
 # -- do they agree? ---------------------------------------------------------------------------------------
@@ -109,10 +115,12 @@ def disagreement(reports: Mapping[int, Report]) -> WeightSyncError | None:
         if report.error:
             step = mine.step if report.step is None else report.step
             return RankFailed(f"rank {report.rank} failed in its part of step {step}: {report.error}")
-    for name in ("world", "kind", "step"):
+    for name in ("world", "kind", "step", "stage"):
         others = [rank for rank, report in reports.items() if getattr(report, name) != getattr(mine, name)]
         if others:
             theirs = getattr(reports[others[0]], name)
+            if name == "stage":
+                return RanksDisagree(_ONE_EXPORT.format(*_by_stage(reports)))
             return RanksDisagree(
                 f"the trainer's ranks are not at one hand-over: {name} is {getattr(mine, name)} on rank 0, "
                 f"and {theirs} on {_named(others)}"
@@ -121,6 +129,17 @@ def disagreement(reports: Mapping[int, Report]) -> WeightSyncError | None:
     if others:
         return PlanMismatch(f"the trainer's ranks do not bring the same tensors: rank 0 and {_named(others)}")
     return None
+
+
+_ONE_EXPORT = (
+    "the trainer's ranks do not gather their tensors together: {} brought an export to agree on, and {} did "
+    "not: hand the same kind of thing over on every rank, in the same call"
+)
+
+
+def _by_stage(reports: Mapping[int, Report]) -> tuple[str, str]:
+    export = sorted(rank for rank, report in reports.items() if report.stage)
+    return _named(export), _named(sorted(set(reports) - set(export)))
 
 
 def layout(plan: Plan) -> list[str]:
@@ -134,11 +153,12 @@ def difference(reports: Mapping[int, Report], layouts: Mapping[int, list[str]]) 
     others = [rank for rank, report in reports.items() if report.fingerprint != mine.fingerprint]
     first = others[0]
     here, there = layouts.get(0, []), layouts.get(first, [])
+    what = "line" if mine.stage else "tensor"
     where = "their tensors are the same, so the policies differ in bucket_bytes or in only"
     for index in range(max(len(here), len(there))):
         one, other = _at(here, index), _at(there, index)
         if one != other:
-            where = f"tensor {index} is {one} on rank 0, and {other} on rank {first}"
+            where = f"{what} {index} is {one} on rank 0, and {other} on rank {first}"
             break
     return PlanMismatch(
         f"the trainer's ranks do not bring the same tensors at step {mine.step}: rank 0 differs from "

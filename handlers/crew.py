@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from ..fsm import checks
 from ..fsm.calls import ENGINE_ACTS, Act, Call
 from ..fsm.contract import Clock, EngineLink, Executor, RoundView, Transport, Undo, Weights
 from ..fsm.driver import Driver
@@ -220,6 +221,7 @@ class Crew:
     def _make_plan(self, call: Call) -> Expectation:
         parts, weights = self.parts, self.parts.weights
         weights.materialize()
+        self._note_export()
         plan = weights.plan(parts.bucket_bytes)
         digest = "" if parts.part is None else digest_of_weights(weights, parts.part)
         parts.ledger.admit(self.driver.round.facts.version, digest or plan.fingerprint)
@@ -228,6 +230,12 @@ class Crew:
             plan.fingerprint, len(plan.tensors), plan.nbytes, len(plan.buckets), digest
         )
         return self.expected
+
+    def _note_export(self) -> None:
+        """How the weights were gathered, if their source says so."""
+        source: Any = getattr(self.parts.weights, "source", None)
+        if checks.has(source, ("standing", "told")):
+            self.driver.round.note("export", wall=self.clock.wall(), facts=source.told())
 
     def _prepare(self, call: Call) -> bool:
         undo = self._executor(call).prepare(self._view())

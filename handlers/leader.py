@@ -8,6 +8,9 @@ anybody. Whatever is raised on rank 0 instead of a result is told as well. No re
 retries, and the others go on waiting.
 
 A report is answered once. That of a rank which is ahead, at a later step, is kept for then.
+
+An export that gathers from all ranks is agreed on in a meeting of its own, before any rank begins to gather:
+a rank that plans and one that does not would wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..fsm.errors import PlanMismatch, RankError, RankFailed, RankLost, RoundCancelled, SetupError
-from ..fsm.plan import Plan
+from ..fsm.exports import Decision, Planned, Standing, decide
 from ..fsm.ranks import (
     Pulses,
     Report,
@@ -33,7 +36,7 @@ from ..fsm.ranks import (
     result_told,
 )
 from ..fsm.results import RoundResult
-from .ranks import TrainerRanks
+from .ranks import Part, TrainerRanks
 from .threads import OwnThread
 
 __all__ = ["Leader"]
@@ -65,19 +68,37 @@ class Leader:
         self._refused: deque[tuple[int, Verdict]] = deque(maxlen=_KEPT)
 
     def lead(
-        self, step: int, kind: str, part: Callable[[], Plan], led: Led, conduct: Callable[[], RoundResult]
+        self,
+        step: int,
+        kind: str,
+        part: Part,
+        led: Led,
+        conduct: Callable[[], RoundResult],
+        *,
+        export: Planned | None = None,
     ) -> RoundResult:
-        """Meet, conduct, and tell the others.
+        """Meet, conduct, and tell the others; before it, agree on the export, if the tensors come by one.
 
         Raises:
             RankError: a rank failed or was lost before the lock was asked for; all that live are told.
             RanksDisagree: the ranks are not at one hand-over, or do not bring the same tensors; the same.
             RoundCancelled: it was cancelled while the ranks met; the same.
         """
+        if export is not None:
+            with self._numbered() as number:
+                _, decision = self._meet(number, step, kind, export.standing, led, decided=_decided)
+                if decision is not None:
+                    export.settle(decision)
+        with self._numbered() as number:
+            met, _ = self._meet(number, step, kind, part, led)
+            return self._lead(number, met, led, conduct)
+
+    @contextmanager
+    def _numbered(self) -> Iterator[int]:
+        """A meeting, and what follows from it."""
         number = self._ranks.open()
         try:
-            met = self._meet(number, step, kind, part, led)
-            return self._lead(number, met, led, conduct)
+            yield number
         finally:
             with suppress(RankLost):
                 self._ranks.forget(number)
@@ -122,9 +143,16 @@ class Leader:
     # -- before the lock -------------------------------------------------------------------------------------
 
     def _meet(
-        self, number: int, step: int, kind: str, part: Callable[[], Plan], led: Led
-    ) -> dict[int, Report]:
-        """Every rank's report; they agree, and every rank is told."""
+        self,
+        number: int,
+        step: int,
+        kind: str,
+        part: Part,
+        led: Led,
+        *,
+        decided: Callable[[dict[int, Report]], Decision | None] = lambda met: None,
+    ) -> tuple[dict[int, Report], Decision | None]:
+        """Every rank's report, and what follows from all of them; they agree, and every rank is told."""
         ranks, met = self._ranks, dict[int, Report]()
         try:
             met[0] = ranks.work(step, kind, part, lambda: led.cancelled is not None)
@@ -135,22 +163,31 @@ class Leader:
             raise
         try:
             self._agree(met, led)
-            self._judge(number, step, kind, met, None)
+            decision = decided(met)
+            self._judge(number, step, kind, met, None, decision=decision)
         except BaseException as error:
             with suppress(RankLost):
                 self._judge(number, step, kind, met, error)
             raise
-        return met
+        return met, decision
 
     def _judge(
-        self, number: int, step: int | None, kind: str, met: dict[int, Report], error: BaseException | None
+        self,
+        number: int,
+        step: int | None,
+        kind: str,
+        met: dict[int, Report],
+        error: BaseException | None,
+        *,
+        decision: Decision | None = None,
     ) -> None:
         """Answer whoever is there; who is ahead is not yet."""
         every = error is None or step is None
         here = [each for each in met.values() if every or each.step is None or each.step <= (step or 0)]
         self._answered.update({each.rank: each.call for each in here})
         told = None if error is None else error_told(error)
-        verdict = Verdict(step, kind, tuple(each.call for each in here), told)
+        what = None if decision is None else decision.to_json()
+        verdict = Verdict(step, kind, tuple(each.call for each in here), told, what)
         if error is not None:
             self._refused.append((number, verdict))
         self._ranks.judge(number, verdict)
@@ -309,6 +346,11 @@ class Leader:
             # At the very moment when it was told: that rank looked once more, and may have seen it, or not.
             return replace(result, notes=(*result.notes, f"not every rank may know this result: {late}"))
         return result
+
+
+def _decided(met: dict[int, Report]) -> Decision:
+    """What all ranks do with their export's plan."""
+    return decide({rank: Standing.from_json(report.standing or {}) for rank, report in met.items()})
 
 
 def _given_up(report: Report, why: str) -> RankError:

@@ -22,16 +22,20 @@ from typing import Any
 
 from ..fsm import checks
 from ..fsm.errors import RankLost, RoundCancelled, SetupError
+from ..fsm.exports import Outline, Standing
 from ..fsm.plan import Plan
 from ..fsm.ranks import Report, Verdict, layout
 from .rank_store import RankStore, Store, line_of
 
-__all__ = ["Store", "TrainerRanks"]
+__all__ = ["Part", "Store", "TrainerRanks"]
 
 _WHERE = "TrainerRanks"
 _GLANCE = 0.01  # seconds between two looks
 _SLICE = 0.1  # seconds between two looks at whether the part is to be given up
 _KEPT = 8  # hand-overs whose words are kept, for a rank that is late, or was not there
+
+Part = Callable[[], Plan | tuple[Outline, Standing]]
+"""What a rank does in a meeting: it reads its tensors, or says where it stands before it does."""
 
 
 class TrainerRanks(RankStore):
@@ -81,7 +85,7 @@ class TrainerRanks(RankStore):
         self._known = False  # whether the run is not an older one's
         self._looked = False
         self._number = self._beats = self._calls = 0
-        self._layout_said = ""
+        self._layouts_said: dict[str, str] = {}
         self._wrong: Report | None = None  # the last call, if its step was none
         self._owed: list[str] = []  # the call that was reported, and those of others in its place
         if rank:
@@ -100,9 +104,7 @@ class TrainerRanks(RankStore):
 
     # -- a rank's part ---------------------------------------------------------------------------------------
 
-    def work(
-        self, step: int, kind: str, part: Callable[[], Plan], stopped: Callable[[], object] = lambda: None
-    ) -> Report:
+    def work(self, step: int, kind: str, part: Part, stopped: Callable[[], object] = lambda: None) -> Report:
         """Do this rank's part; what there is to report of it.
 
         The part runs on a thread, and for ``limit`` seconds at most: it may be a collective that never ends.
@@ -120,13 +122,22 @@ class TrainerRanks(RankStore):
                     f"rank {self.rank} of the trainer: its part of step {step} took longer than "
                     f"{self.limit:g} s"
                 )
-        plan = done.result()
-        if plan.fingerprint != self._layout_said:  # read only if plans differ
-            self.say("layout", [plan.fingerprint, layout(plan)])
-            self._layout_said = plan.fingerprint
-        return self._blank(step, kind, fingerprint=plan.fingerprint)
+        found = done.result()
+        if isinstance(found, Plan):
+            self._say_layout("layout", found.fingerprint, lambda: layout(found))
+            return self._blank(step, kind, fingerprint=found.fingerprint)
+        outline, standing = found
+        self._say_layout("export", standing.common, lambda: outline.lines)
+        report = self._blank(step, kind, fingerprint=standing.common)
+        return replace(report, stage="export", standing=standing.to_json())
 
-    def arrive(self, step: int, kind: str, part: Callable[[], Plan]) -> Report:
+    def _say_layout(self, stage: str, fingerprint: str, lines: Callable[[], list[str]]) -> None:
+        """What the fingerprint is of; read only if they differ."""
+        if self._layouts_said.get(stage) != fingerprint:
+            self.say(stage, [fingerprint, lines()])
+            self._layouts_said[stage] = fingerprint
+
+    def arrive(self, step: int, kind: str, part: Part, stage: str = "") -> Report:
         """Do this rank's part, and report it. For all but rank 0.
 
         Whatever is raised here or later, while an answer is waited for: then ``give_up``.
@@ -139,7 +150,7 @@ class TrainerRanks(RankStore):
         try:
             report = self.work(step, kind, part)
         except BaseException as error:
-            self._failed(step, kind, error)
+            self._failed(step, kind, error, stage)
             raise
         self._owed = [report.call]  # before it is said: the store may take it and not say so
         self.say("report", report.to_json())
@@ -155,10 +166,10 @@ class TrainerRanks(RankStore):
         self._calls += 1
         self._owed = []
 
-    def _failed(self, step: int | None, kind: str, error: BaseException) -> None:
+    def _failed(self, step: int | None, kind: str, error: BaseException, stage: str = "") -> None:
         with suppress(RankLost):  # the others find out by themselves
             self.find_run()
-            report = self._blank(step, kind, error=line_of(error))
+            report = replace(self._blank(step, kind, error=line_of(error)), stage=stage)
             self.say("report", report.to_json())
             if isinstance(error, Exception):
                 self._make_known(report)
@@ -318,8 +329,8 @@ class TrainerRanks(RankStore):
         return beat is not None and beat[1:] == [report.call, number, self._run]
 
     def layout_of(self, report: Report) -> list[str]:
-        """The tensors of the plan that was reported."""
-        fingerprint, lines = self.said("layout", report.rank) or ("", [])
+        """The tensors of the plan that was reported, or the lines of the outline."""
+        fingerprint, lines = self.said(report.stage or "layout", report.rank) or ("", [])
         return list(lines) if fingerprint == report.fingerprint else []
 
     def post(self, number: int, what: str, value: Any) -> None:

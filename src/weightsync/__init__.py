@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .fsm.states import EngineState as EngineState
     from .fsm.states import Outcome as Outcome
     from .fsm.states import State as State
+    from .handlers.exports import CachedExport as CachedExport
     from .handlers.ledger import FileLedger as FileLedger
     from .handlers.local_engine import LocalEngine as LocalEngine
     from .handlers.lock import LocalLock as LocalLock
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from .transports.weights import TorchWeights as TorchWeights
 
 _HOME = {
+    "CachedExport": ".handlers.exports",
     "CollectiveTransport": ".transports.collective",
     "CudaIpcTransport": ".transports.cuda_ipc",
     "Disposition": ".fsm.states",

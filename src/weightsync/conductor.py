@@ -32,7 +32,7 @@ from .handlers.leader import Leader
 from .handlers.loop import RoundLoop
 from .handlers.observers import Observers
 from .handlers.workers import Workers
-from .joining import name_of
+from .joining import export_of, name_of
 from .pending import Pending
 
 __all__ = ["Conductor", "Stage"]
@@ -90,7 +90,7 @@ class Conductor:
             return self._conduct(pending, weights)
         return self._leader.lead(
             pending.step, pending.kind, lambda: self._plan(weights), pending,
-            lambda: self._conduct(pending, weights),
+            lambda: self._conduct(pending, weights), export=export_of(weights),
         )  # fmt: skip
 
     def _conduct(self, pending: Pending, weights: Weights) -> RoundResult:

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, Self
 
 from .fsm import checks
 from .fsm.errors import RankFailed, RankLost, SetupError
+from .fsm.exports import Decision
 from .fsm.plan import Plan
 from .fsm.policy import Policy
-from .fsm.ranks import Pulses, Report, error_from, lost, result_from
+from .fsm.ranks import Pulses, Report, Verdict, error_from, lost, result_from
 from .fsm.results import RoundResult
 from .handlers.ranks import TrainerRanks
-from .joining import policy_for, weights_for
+from .joining import export_of, policy_for, weights_for
 
 __all__ = ["FollowerSync"]
 
@@ -118,7 +118,7 @@ class FollowerSync:
         with self._turn:  # hand-overs of two threads come one after the other, and each of them is bounded
             if self._closed:
                 raise SetupError("this FollowerSync is closed")
-            told = self._told(step, kind, lambda: self._part(model))
+            told = self._told(step, kind, model)
         if told["error"] is not None:
             raise error_from(told["error"])
         result = result_from(told["result"])
@@ -129,13 +129,19 @@ class FollowerSync:
         weights.materialize()
         return weights.plan(self.policy.bucket_bytes)
 
-    def _told(self, step: int, kind: str, part: Callable[[], Plan]) -> Any:
+    def _told(self, step: int, kind: str, model: object) -> Any:
         """What rank 0 says in the end: an error, or a result."""
-        number = None
+        number, export = None, export_of(model)
         try:
-            report = self._ranks.arrive(step, kind, part)
-            number, error = self._verdict(report)
-            return {"error": error} if error is not None else self._outcome(number, report)
+            if export is not None:
+                report = self._ranks.arrive(step, kind, export.standing, "export")
+                _, verdict = self._verdict(report)
+                if verdict.error is not None:
+                    return {"error": verdict.error}
+                export.settle(Decision.from_json(verdict.decision or {}))
+            report = self._ranks.arrive(step, kind, lambda: self._part(model))
+            number, verdict = self._verdict(report)
+            return {"error": verdict.error} if verdict.error is not None else self._outcome(number, report)
         except BaseException as error:
             told = None
             with suppress(RankLost):
@@ -147,7 +153,7 @@ class FollowerSync:
                 raise
             return told
 
-    def _verdict(self, report: Report) -> tuple[int, Any]:
+    def _verdict(self, report: Report) -> tuple[int, Verdict]:
         """Rank 0 has all reports. It may be late itself, and then waits for the others."""
         ranks = self._ranks
         limit = 2 * ranks.limit + ranks.silent
@@ -156,7 +162,7 @@ class FollowerSync:
         while (now := time.monotonic()) < end:
             answer = ranks.answer(report)
             if answer is not None:
-                return answer[0], answer[1].error
+                return answer
             if now >= due:
                 due = now + (ranks.interval if ranks.known else ranks.interval / 10)
                 report = self._look_around(report)

@@ -14,6 +14,7 @@ from .backends import Backends
 from .fsm import checks
 from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.errors import SetupError
+from .fsm.exports import Planned
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
@@ -32,8 +33,8 @@ from .handlers.lock import LocalLock
 from .transport_backends import METHODS, TABLE, made, transports
 
 __all__ = [
-    "TRANSPORTS", "engines_for", "ledger_for", "lock_for", "name_of", "policy_for", "sort_handlers",
-    "transport_for", "weights_for",
+    "TRANSPORTS", "engines_for", "export_of", "ledger_for", "lock_for", "name_of", "policy_for",
+    "sort_handlers", "transport_for", "weights_for",
 ]  # fmt: skip
 
 _WHERE = "WeightSync"
@@ -184,6 +185,14 @@ def weights_for(model: object, policy: Policy, *, snapshot: bool) -> Weights:
 
     weights = TorchWeights.of(cast("Any", model), cast=policy.cast, only=policy.only)
     return weights.snapshot() if snapshot else weights
+
+
+def export_of(model: object) -> Planned | None:
+    """What all ranks have to agree on before these weights are read, if there is something."""
+    for each in (model, getattr(model, "source", None)):
+        if not isinstance(each, type) and checks.has(each, ("standing", "settle")):
+            return cast("Planned", each)
+    return None
 
 
 def _as_policy_says(weights: Any, policy: Policy) -> Any:
