@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from .fsm.states import Outcome as Outcome
     from .fsm.states import State as State
     from .handlers.exports import CachedExport as CachedExport
+    from .handlers.fp8_export import Fp8Exporter as Fp8Exporter
+    from .handlers.fsdp_export import FsdpExporter as FsdpExporter
     from .handlers.ledger import FileLedger as FileLedger
     from .handlers.local_engine import LocalEngine as LocalEngine
     from .handlers.lock import LocalLock as LocalLock
@@ -85,6 +87,8 @@ _HOME = {
     "EngineUnknown": ".fsm.errors",
     "FileLedger": ".handlers.ledger",
     "FollowerSync": ".follower",
+    "Fp8Exporter": ".handlers.fp8_export",
+    "FsdpExporter": ".handlers.fsdp_export",
     "HealthWatch": ".handlers.monitor",
     "LORA": ".fsm.policy",
     "LeaseEnded": ".fsm.errors",
