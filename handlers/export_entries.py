@@ -17,7 +17,7 @@ from ..fsm.exports import Cut, ExportPlan, Slot
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "ModelAt", "dtype_of", "persistent_buffers", "read"]
+__all__ = ["Entry", "ModelAt", "dtype_of", "persistent_buffers", "read", "world"]
 
 Held = tuple[tuple[int, ...], tuple[Cut, ...]]
 
@@ -117,6 +117,13 @@ def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
         for name, buffer in each.named_buffers(recurse=False, remove_duplicate=False):
             if name not in each._non_persistent_buffers_set:  # noqa: SLF001 - torch tells it nowhere else
                 yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def world() -> int:
+    """How many ranks there are."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def dtype_of(tensor: torch.Tensor) -> str:

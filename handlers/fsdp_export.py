@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm.errors import PlanError
 from ..fsm.exports import Cut, ExportPlan, Outline, Slot
-from .export_entries import Entry, Held, ModelAt, dtype_of, read
+from .export_entries import Entry, Held, ModelAt, dtype_of, read, world
 from .fsdp_flat import flat_entries, is_flat
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FsdpExporter:
 
     def outline(self) -> Outline:
         """Names, dtypes, shapes, and how each is spread."""
-        return Outline(_world(), tuple(entry.line for entry in self._entries()))
+        return Outline(world(), tuple(entry.line for entry in self._entries()))
 
     def plan(self) -> Sequence[Slot]:
         """The same with who holds what."""
@@ -62,12 +62,6 @@ class FsdpExporter:
     def _entries(self) -> Iterator[Entry]:
         model = self._model()
         return flat_entries(model) if is_flat(model) else _entries(model)
-
-
-def _world() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _entries(model: torch.nn.Module) -> Iterator[Entry]:

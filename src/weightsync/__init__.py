@@ -54,14 +54,15 @@ if TYPE_CHECKING:
     from .handlers.local_engine import LocalEngine as LocalEngine
     from .handlers.lock import LocalLock as LocalLock
     from .handlers.log import StateLog as StateLog
+    from .handlers.megatron_export import MegatronExporter as MegatronExporter
     from .handlers.monitor import HealthWatch as HealthWatch
     from .handlers.progress import Progress as Progress
     from .handlers.ranks import TrainerRanks as TrainerRanks
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.retention import Retention as Retention
-    from .ray_receiver import RayReceiver as RayReceiver
     from .ray_receiver import ray_engine as ray_engine
+    from .ray_receiver import RayReceiver as RayReceiver
     from .sync import Pending as Pending
     from .sync import WeightSync as WeightSync
     from .transports.collective import CollectiveTransport as CollectiveTransport
@@ -95,6 +96,7 @@ _HOME = {
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
     "LockError": ".fsm.lock",
+    "MegatronExporter": ".handlers.megatron_export",
     "MemoryTransport": ".transports.memory",
     "ObjectStoreTransport": ".transports.objects",
     "Outcome": ".fsm.states",

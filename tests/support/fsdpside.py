@@ -266,11 +266,11 @@ def serve(rank: int, port: int, forms: tuple[str, ...], pipe: Connection) -> Non
 class Ranks:
     """Both of them, and what they said of each form."""
 
-    def __init__(self, port: int, forms: tuple[str, ...] = FORMS) -> None:
+    def __init__(self, port: int, forms: tuple[str, ...] = FORMS, side: Any = serve) -> None:
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() for _ in range(2)]
         self._all = [
-            context.Process(target=serve, args=(rank, port, forms, theirs), daemon=True)
+            context.Process(target=side, args=(rank, port, forms, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._all:
