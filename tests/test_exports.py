@@ -357,6 +357,11 @@ def exports(collective: Callable[[int], Collective]) -> Iterator[Exports]:
     found.team.close()
 
 
+def good(got: list[Any]) -> bool:
+    """Whether all ranks have a good result."""
+    return all(getattr(each, "ok", False) for each in got)
+
+
 def same_error(got: list[Any], kind: type[Exception]) -> str:
     """What all ranks raised."""
     assert [type(each) for each in got] == [kind] * 3, got
@@ -367,7 +372,7 @@ def same_error(got: list[Any], kind: type[Exception]) -> str:
 def test_all_ranks_plan_once(exports: Exports) -> None:
     """And call no collective of objects from the second hand-over on."""
     for _ in range(4):
-        assert all(each.ok for each in exports.hand_over())
+        assert good(exports.hand_over())
     assert (exports.builds, exports.hits) == ([1] * 3, [3] * 3)
     assert exports.collective.calls == [3] * 3
     assert [each.counts.objects for each in exports.exports] == [3] * 3
@@ -379,7 +384,7 @@ def test_all_ranks_that_change_plan_anew(exports: Exports) -> None:
     exports.hand_over()
     one_more(exports, 0, 1, 2)
     exports.team.held["new"] = torch.ones(2)
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert (exports.builds, exports.collective.alone) == ([2] * 3, 0)
     assert float(exports.team.held["new"].sum()) == 0.0
 
@@ -403,7 +408,7 @@ def test_a_rank_that_changes_alone_is_refused_on_all(exports: Exports, rank: int
     assert (exports.collective.calls, exports.collective.alone) == ([3] * 3, 0)
     assert exports.team.lock.status().epoch == 1
     del exports.exporters[rank].held["new"]
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert (exports.builds, exports.hits) == ([1] * 3, [1] * 3)
 
 
@@ -421,7 +426,7 @@ def test_a_rank_whose_own_part_changes_alone_is_refused_on_all(exports: Exports,
     assert exports.builds == [1] * 3
     for export in exports.exports:
         export.reset()
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert exports.builds == [2] * 3
 
 
@@ -429,7 +434,7 @@ def test_a_rank_that_forgets_alone_has_all_of_them_plan(exports: Exports) -> Non
     """As one does that was started again."""
     exports.hand_over()
     exports.exports[1].reset()
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert (exports.builds, exports.collective.alone) == ([2] * 3, 0)
 
 
@@ -443,7 +448,7 @@ def test_a_rank_that_fails_while_it_reads_has_all_of_them_plan(exports: Exports,
     same = exports.hand_over()
     assert all(isinstance(each, (RankFailed, KeyError)) for each in same), same
     exports.exporters[rank].held["b"] = lost
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert exports.builds == [2] * 3
 
 
@@ -460,7 +465,7 @@ def test_a_rank_that_fails_to_say_what_it_has_fails_all(exports: Exports, rank: 
     got = exports.hand_over()
     assert all(isinstance(each, (RankFailed, OSError)) and "no model" in str(each) for each in got), got
     exports.exporters[rank].outline = right  # type: ignore[method-assign]
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert (exports.builds, exports.hits) == ([1] * 3, [1] * 3)
 
 
@@ -492,5 +497,5 @@ def test_a_rank_that_missed_the_planning_has_all_of_them_plan(exports: Exports) 
     first = exports.exports[0]
     first._planned, _ = first.standing()
     first._plan = replace(first.plan, key="newer")
-    assert all(each.ok for each in exports.hand_over())
+    assert good(exports.hand_over())
     assert exports.builds == [2] * 3

@@ -45,6 +45,11 @@ def test_engines_hold_what_the_trainer_has(said: list[dict[str, Any]]) -> None:
             assert (what, rank[what]["told"], rank[what]["wrong"]) == (what, "ok", [])
 
 
+def test_a_stage_that_was_made_again_is_gone(said: list[dict[str, Any]]) -> None:
+    """No task keeps it alive."""
+    assert [rank["gone"] for rank in said] == [True, True]
+
+
 def test_bridge_plans_once(said: list[dict[str, Any]]) -> None:
     """And no rank calls a collective of objects from the second hand-over on."""
     for rank in said:

@@ -26,7 +26,7 @@ class Side:
     """One rank."""
 
     def __init__(self, rank: int, store: Any) -> None:
-        self.rank, self.step, self.objects = rank, 0, 0
+        self.rank, self.step, self.objects, self.gone = rank, 0, 0, False
         self.stages = self.made(seed=rank)
         self.bridge: Any = AutoBridge("pretrained")
         self.export = CachedExport(MegatronExporter(self.bridge, lambda: self.stages, cpu=True))
@@ -88,7 +88,7 @@ class Side:
             old = weakref.ref(self.stages[0].module.layers[0])
             self.stages = self.made(seed=7 + self.rank)
             gc.collect()
-            assert old() is None, "the old stage is kept alive"
+            self.gone = old() is None
         layers = self.stages[0].module.layers
         with torch.no_grad():
             for each in self.stages[0].parameters():
@@ -110,6 +110,7 @@ class Side:
         for how in ("add", "data", "parameter", "module", "again"):
             self.change(how)
             found[how] = self.hand_over()
+        found["gone"] = self.gone
         found["uncached"] = self.hand_over(
             CachedExport(Anew(MegatronExporter(self.bridge, self.stages, cpu=True)))
         )
@@ -135,6 +136,8 @@ class Anew:
 
 def serve(rank: int, port: int, forms: tuple[str, ...], pipe: Connection) -> None:
     """One rank."""
+    import exportmutants  # noqa: F401 - brings a fault back, if one is asked for
+
     stores: Any = dist
     store = stores.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=stores.PrefixStore("group", store), rank=rank, world_size=2)

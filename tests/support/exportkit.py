@@ -16,7 +16,7 @@ from weightsync.fsm.exports import ExportPlan, Outline, Slot
 
 __all__ = ["Collective", "GatheredExporter", "RealTeam", "tensors"]
 
-_PATIENCE = 20.0
+_PATIENCE = 10.0
 """Seconds after which a rank that waits for the others in a collective gives up, and a test has failed."""
 
 

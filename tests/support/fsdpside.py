@@ -247,6 +247,8 @@ class Side:
 
 def serve(rank: int, port: int, forms: tuple[str, ...], pipe: Connection) -> None:
     """One rank: every form, one after the other."""
+    import exportmutants  # noqa: F401 - brings a fault back, if one is asked for
+
     stores: Any = dist
     store = stores.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=stores.PrefixStore("group", store), rank=rank, world_size=2)
