@@ -75,6 +75,17 @@ def test_what_changes_on_one_rank_alone_is_refused_on_both(said: list[Any]) -> N
         assert rank["back"] == ("ok", 2)
 
 
+@pytest.mark.parametrize("form", ["fsdp1", "fsdp1-orig"])
+def test_a_model_that_is_in_use_is_refused(ranks: Ranks, form: str) -> None:
+    """Its pieces are not what it has just then; afterwards all ranks plan anew."""
+    for rank in ranks.said(form):
+        for told in rank["inside"]:
+            assert re.match(
+                r"PlanError: unit the root of the model is in use \(SUMMON_FULL_PARAMS\)", told
+            ), told
+        assert rank["outside"] == ("ok", 4)
+
+
 def test_scales_are_of_the_values_of_their_round(said: list[Any]) -> None:
     """The layout is planned once; what the engine multiplies is near to the truth in each round."""
     for rank in said:

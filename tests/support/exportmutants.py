@@ -143,9 +143,9 @@ def what_was_gathered_is_read() -> None:
     right = fsdp_flat._gathered
 
     def gathered(prefix: str, handle: Any) -> Any:
-        flat = handle.flat_param
-        if handle.uses_sharded_strategy and not handle.is_sharded(flat):
-            return flat.data
+        padded = getattr(handle.flat_param, "_full_param_padded", None)
+        if padded is not None and padded.untyped_storage().size():
+            return padded
         return right(prefix, handle)
 
     Changed(fsdp_flat, "_gathered", gathered)

@@ -22,7 +22,7 @@ from weightsync.handlers.fsdp_export import FsdpExporter
 
 __all__ = ["FORMS", "Model", "Ranks"]
 
-FORMS = ("fsdp2", "fsdp2-columns", "fsdp1", "fsdp1-orig", "fsdp1-whole", "plain")
+FORMS = ("fsdp2", "fsdp2-columns", "fsdp1", "fsdp1-orig", "fsdp1-whole")
 LIMIT = 60.0
 
 
@@ -56,15 +56,13 @@ def wrapped(form: str, model: Any) -> Any:
             columns["shard_placement_fn"] = lambda p: Shard(1 if p.ndim == 2 and p.shape[1] % 2 == 0 else 0)
         fully_shard(model.b, **columns)
         return fully_shard(model, **columns)
-    if form.startswith("fsdp1"):
-        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-        how: Any = {"device_id": torch.device("cpu"), "use_orig_params": "orig" in form}
-        if "whole" in form:
-            how["sharding_strategy"] = ShardingStrategy.NO_SHARD
-        model.b = FullyShardedDataParallel(model.b, **how)
-        return FullyShardedDataParallel(model, **how)
-    return model
+    how: Any = {"device_id": torch.device("cpu"), "use_orig_params": "orig" in form}
+    if "whole" in form:
+        how["sharding_strategy"] = ShardingStrategy.NO_SHARD
+    model.b = FullyShardedDataParallel(model.b, **how)
+    return FullyShardedDataParallel(model, **how)
 
 
 def units(model: Any) -> list[Any]:
@@ -74,12 +72,10 @@ def units(model: Any) -> list[Any]:
     return list(FullyShardedDataParallel.fsdp_modules(model))
 
 
-def reference(form: str, model: Any) -> dict[str, torch.Tensor]:
+def reference(model: Any) -> dict[str, torch.Tensor]:
     """The whole state as torch itself gathers it, by another way than the exporter's."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    if form == "plain":
-        return {name: each.clone() for name, each in model.state_dict().items()}
     found: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return {name: each.clone() for name, each in found.items()}
 
@@ -123,7 +119,7 @@ class Side:
         """Change something, hand over, and look whether the engine holds what torch gathers."""
         change()
         told, _ = self.hand_over()
-        truth, self.truth = self.truth or reference(self.form, self.model), None
+        truth, self.truth = self.truth or reference(self.model), None
         wrong = sorted(name for name, each in truth.items() if not torch.equal(each, self.held[name]))
         return what, told, wrong if self.rank == 0 else []
 
@@ -139,7 +135,7 @@ class Side:
 
         A snapshot that is restored does this. Torch itself would go on with what was gathered.
         """
-        before = reference(self.form, self.model)
+        before = reference(self.model)
         pieces = [getattr(each, "_local_shard", each) for each in self.model.parameters()]
         if self.form == "fsdp1-orig":
             pieces = [each._handle.flat_param._local_shard for each in units(self.model)]
@@ -194,13 +190,18 @@ class Side:
         if self.rank:
             del self.model.alone
         found["back"] = self.hand_over()[0], self.export.counts.builds
+        if self.form in ("fsdp1", "fsdp1-orig"):
+            kind: Any = type(self.model)
+            with kind.summon_full_params(self.model):
+                found["inside"] = self.hand_over()[0], self.hand_over()[0]
+            found["outside"] = self.hand_over()[0], self.export.counts.builds
         return found
 
     def wrong_cuts(self) -> list[str]:
         """Slots that are not what the model has, and what this rank holds that its cuts do not say."""
         plan = self.export.plan
         assert plan is not None
-        whole = reference(self.form, self.model)
+        whole = reference(self.model)
         wrong = [slot.name for slot in plan.slots if slot.shape != tuple(whole[slot.name].shape)]
         cut = [
             boxed(whole[slot.name], each).double()
@@ -212,7 +213,7 @@ class Side:
             (each.to_local() if hasattr(each, "to_local") else each).detach().double()
             for each in self.model.parameters()
         ]
-        if self.form not in ("plain", "fsdp1-whole"):
+        if self.form != "fsdp1-whole":
             sums = [sum(float((each * each).sum()) for each in parts) for parts in (cut, held)]
             if abs(sums[0] - sums[1]) > 1e-9 * sums[0]:
                 wrong.append(f"this rank holds squares of {sums[1]}, and cuts say {sums[0]}")
@@ -225,7 +226,7 @@ class Side:
         exporter = Fp8Exporter(FsdpExporter(lambda: self.model), only=("*b.*.weight",), block=(2, 2))
         export = CachedExport(exporter)
         self.held.clear()
-        for name, each in reference(self.form, self.model).items():
+        for name, each in reference(self.model).items():
             self.held[name] = torch.zeros_like(each)
         for name in ("b.0.weight", "b.1.weight"):
             rows, columns = self.held[name].shape
@@ -237,7 +238,7 @@ class Side:
                 for each in self.model.parameters():
                     each.mul_(factor)
             told, _ = self.hand_over(export)
-            truth = reference(self.form, self.model)["b.0.weight"]
+            truth = reference(self.model)["b.0.weight"]
             scale = self.held["b.0.weight_scale_inv"].repeat_interleave(2, 0).repeat_interleave(2, 1)
             near = self.held["b.0.weight"].float() * scale[: truth.shape[0], : truth.shape[1]]
             found.append((told, float((near - truth).abs().max() / truth.abs().max())))
