@@ -75,6 +75,7 @@ class CachedExport:
         self._decided: Decision | None = None
         self._layout: list[_Layout] = []
         self._hash = ""
+        self._latest: Iterator[tuple[str, Any]] | None = None
 
     @property
     def plan(self) -> ExportPlan | None:
@@ -115,13 +116,14 @@ class CachedExport:
         """
         decision = self._taken()
         self._last, whole = self.counts, False
-        reading = self._reading(decision)
+        reading = self._latest = self._reading(decision)
         try:
             while (item := self._step(reading)) is not None:
                 yield item
             whole = True
         finally:
-            if not whole or not self._exporter.lasting:  # also if the reader gives up half way
+            # Also if the reader gives up half way; that may be heard when the next reading has begun.
+            if self._latest is reading and not (whole and self._exporter.lasting):
                 self.reset()
 
     def told(self) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class CachedExport:
             raise _other(f"{found} as tensor {number}", f"{before}")
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Reading runs on a thread of its own, which begins with the first device; objects go by its own."""
+        """Reading runs on a thread of its own, whose GPU is the first one unless it is told which."""
         if self._device is None:
             return nullcontext()
         import torch

@@ -259,6 +259,17 @@ def test_a_reading_that_ends_early_leaves_no_plan(alone: CachedExport) -> None:
     assert alone.plan is None
 
 
+def test_a_reading_that_ends_late_leaves_the_next_plan_alone(alone: CachedExport) -> None:
+    """What an error still refers to is let go of at any time."""
+    late = alone()
+    next(late)
+    alone.reset()
+    dict(alone())
+    late.close()  # type: ignore[attr-defined]
+    dict(alone())
+    assert (alone.counts.builds, alone.counts.hits) == (2, 1)
+
+
 def test_it_keeps_no_tensor_and_no_module_alive(collective: Callable[[int], Collective]) -> None:
     """What a plan was made of may go while the plan stays."""
     exporter = GatheredExporter(tensors(1.0), 0, collective(1))
