@@ -123,8 +123,10 @@ class CachedExport:
             whole = True
         finally:
             # Also if the reader gives up half way; that may be heard when the next reading has begun.
-            if self._latest is reading and not (whole and self._exporter.lasting):
-                self.reset()
+            if self._latest is reading:
+                self._latest = None
+                if not (whole and self._exporter.lasting):
+                    self.reset()
 
     def told(self) -> dict[str, Any]:
         """For the log: the plan, and what the last reading cost."""

@@ -69,7 +69,7 @@ class FollowerSync:
             step: the trainer's step, from 1.
             model: tensors of the same names, dtypes and shapes as rank 0 hands over. Their values are rank
                 0's alone, and not compared. A generator is run through, since that may be this rank's part in
-                gathering them; nothing of it is kept.
+                gathering them; nothing of it is kept. An export (``CachedExport``) is agreed on first.
 
         Raises:
             RankError: a rank failed, died or froze.
