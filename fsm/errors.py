@@ -29,7 +29,9 @@ WeightSyncError            everything this library raises on purpose
  |   `- BridgeLost         the event loop ended under it
  |- RankError              a trainer of several ranks cannot go on
  |   |- RankFailed         a rank raised in its part
+ |   |   `- BarrierAborted  a rank voted that it cannot go on, or gave the barrier up
  |   `- RankLost           a rank is dead, frozen or cut off
+ |       `- BarrierTimeout  ranks did not come to a barrier within its bound
  |- RaisedElsewhere        another rank raised it; this one is told
  |- RoundTimedOut          a state, or the round, ran past its deadline
  |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
@@ -49,8 +51,12 @@ WeightSyncError            everything this library raises on purpose
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BackendUnavailable",
+    "BarrierAborted",
+    "BarrierTimeout",
     "BridgeClosed",
     "BridgeError",
     "BridgeLost",
@@ -216,6 +222,30 @@ class RankFailed(RankError):
 
 class RankLost(RankError):
     """A rank is dead, frozen or cut off, or the store that the ranks share does not answer."""
+
+
+class BarrierAborted(RankFailed):
+    """A barrier is passed by nobody: a rank voted against it, gave it up, or came when it was over.
+
+    Args:
+        ranks: whose fault it is, as far as that is known.
+    """
+
+    def __init__(self, text: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
+
+
+class BarrierTimeout(RankLost):
+    """A barrier is passed by nobody: ranks did not come to it in time.
+
+    Args:
+        ranks: those that are missing.
+    """
+
+    def __init__(self, text: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
 
 
 class RaisedElsewhere(WeightSyncError):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..fsm.errors import RankLost
 from .workers import Workers
 
-__all__ = ["RankStore", "Store", "line_of"]
+__all__ = ["DecidingStore", "RankStore", "Store", "line_of"]
 
 
 class Store(Protocol):
@@ -35,6 +35,13 @@ class Store(Protocol):
         """Forget."""
 
 
+class DecidingStore(Store, Protocol):
+    """One in which the first of several ranks to write a word is the one that has written it."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Write if what is there is ``expected``, or nothing if that is empty; what is there then."""
+
+
 class RankStore:
     """One rank's words to the store."""
 
@@ -50,15 +57,30 @@ class RankStore:
     def _key(self, *path: object) -> str:
         return "/".join(map(str, (self._name, *path)))
 
-    def _write(self, value: Any, *path: object) -> None:
+    def write(self, value: Any, *path: object) -> None:
+        """Write, in the place of what is there."""
         self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
 
-    def _read(self, *path: object) -> Any:
+    @property
+    def store(self) -> Store:
+        """The user's."""
+        return self._store
+
+    def write_once(self, value: Any, *path: object) -> Any:
+        """Write unless somebody has; what is there then. Of a store that has ``compare_set``."""
+        store: Any = self._store
+        key, line = self._key(*path), json.dumps(value)
+        return json.loads(self._ask(lambda: store.compare_set(key, "", line)))
+
+    def read(self, *path: object) -> Any:
+        """What is there; None if nothing is."""
         key = self._key(*path)
         octets = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
         return None if octets is None else json.loads(octets)
 
-    def _drop(self, key: str) -> None:
+    def drop(self, *path: object) -> None:
+        """Forget."""
+        key = self._key(*path)
         self._ask(lambda: self._store.check([key]) and self._store.delete_key(key))
 
     def _ask(self, word: Callable[[], Any]) -> Any:

@@ -226,8 +226,8 @@ class TrainerRanks(RankStore):
             SetupError: another rank 0 has begun a run of its own.
         """
         if self._run is None:
-            found = self._read("run")
-            self._write(self._me, "run")
+            found = self.read("run")
+            self.write(self._me, "run")
             self._run = self._me
             if found is not None:
                 self._forget_run(found)
@@ -242,7 +242,7 @@ class TrainerRanks(RankStore):
         Raises:
             SetupError: another rank 0 has begun a run of its own.
         """
-        if self._read("run") not in (self._run, None):
+        if self.read("run") not in (self._run, None):
             raise SetupError(
                 "another rank 0 has begun a run in this store: give each trainer a TrainerRanks(name=...) of "
                 "its own; if this one was restarted, the older one is to end"
@@ -250,9 +250,9 @@ class TrainerRanks(RankStore):
 
     def find_run(self) -> bool:
         """See whether this is another run than at the last look. For all but rank 0."""
-        found = self._read("run")
+        found = self.read("run")
         changed: bool = found != self._run
-        newest = self._read(found, "newest") or 0
+        newest = self.read(found, "newest") or 0
         if changed:
             # Who sees it begin knows that it is no older one's. One that was there before this rank may be,
             # and what was said in it by then is no answer to anything that this rank says.
@@ -289,11 +289,11 @@ class TrainerRanks(RankStore):
         else:
             if self._run is None:
                 self.open()
-            self._write(True, self._run, "ended")  # noqa: FBT003 - any value will do
+            self.write(True, self._run, "ended")  # noqa: FBT003 - any value will do
 
     def ended(self) -> bool:
         """Whether rank 0 said so, in a run that is known to be this one."""
-        return self._known and self._read(self._run, "ended") is not None
+        return self._known and self.read(self._run, "ended") is not None
 
     def left(self, rank: int) -> bool:
         """Whether that rank said so, and nobody has come in its place."""
@@ -307,11 +307,11 @@ class TrainerRanks(RankStore):
 
     def say(self, what: str, value: Any) -> None:
         """Say something as this rank, in the place of what it said before."""
-        self._write(value, what, self.rank)
+        self.write(value, what, self.rank)
 
     def said(self, what: str, rank: int) -> Any:
         """What that rank said last; None if it has not."""
-        return self._read(what, rank)
+        return self.read(what, rank)
 
     def reported(self, rank: int) -> Report | None:
         """The last report of that rank in this run."""
@@ -335,16 +335,16 @@ class TrainerRanks(RankStore):
 
     def post(self, number: int, what: str, value: Any) -> None:
         """Say something about a hand-over. For rank 0."""
-        self._write(value, self._run, number, what)
+        self.write(value, self._run, number, what)
 
     def look(self, number: int, what: str) -> Any:
         """What rank 0 said about a hand-over; None if it has not."""
-        return self._read(self._run, number, what)
+        return self.read(self._run, number, what)
 
     def judge(self, number: int, verdict: Verdict) -> None:
         """Answer reports. For rank 0."""
         self.post(number, "verdict", verdict.to_json())
-        self._write(number, self._run, "newest")
+        self.write(number, self._run, "newest")
 
     def beat(self, number: int, where: object = None) -> None:
         """A sign of life, with where it is: rank 0 in its round, another one in the call of its hook."""
@@ -360,13 +360,13 @@ class TrainerRanks(RankStore):
         self._delete(self._run, [number - _KEPT])
 
     def _forget_run(self, run: str) -> None:
-        newest = self._read(run, "newest") or 0
+        newest = self.read(run, "newest") or 0
         self._delete(run, range(newest - _KEPT, newest + 2))
         for what in ("newest", "ended"):
-            self._drop(self._key(run, what))
+            self.drop(run, what)
 
     def _delete(self, run: str | None, numbers: Iterable[int]) -> None:
         for number in numbers:
             for what in ("verdict", "outcome"):
                 if number > 0:
-                    self._drop(self._key(run, number, what))
+                    self.drop(run, number, what)
