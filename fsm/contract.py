@@ -34,7 +34,7 @@ from .tensors import TensorSpec
 
 __all__ = [
     "Bucketful", "Capabilities", "Clock", "Digest", "EngineLink", "EngineStatus", "Executor", "Inlet",
-    "InletFactory", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack",
+    "InletFactory", "Note", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack",
     "Weights",
 ]  # fmt: skip
 
@@ -344,15 +344,46 @@ class EngineLink(Protocol):
         """Give back what this link holds; the engine itself lives on."""
 
 
+class Note(Protocol):
+    """Writes a line about an executor's work into the round's log. From any thread; never waits."""
+
+    def __call__(
+        self,
+        event: str,
+        /,
+        *,
+        trigger: str,
+        executor: str,
+        seconds: float | None = None,
+        freed: int | None = None,
+        rank: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``event`` is one of ``fsm.record.NOTES``; ``facts`` are plain values.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+
+
+def _untold(event: str, /, **_: Any) -> None:
+    """Of a round that keeps no log."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """What an executor is told of the round it works for."""
+    """What an executor is told of the round it works for.
+
+    Args:
+        note: for the log.
+    """
 
     session: Session
     step: int
     attempt: int
     plan: Plan | None
     weights: Weights
+    note: Note = _untold
 
 
 Undo = Callable[[], None]

@@ -153,6 +153,12 @@ class Driver(Scripts):
         """The transport can do nothing until one of these engines does something."""
         self._now, self._awaited = now, frozenset(engines)
 
+    def noted(self, event: str, now: float, **values: object) -> list[Call]:
+        """An executor tells what it did. It moves nothing, and feeds no time-out."""
+        self._now = now
+        self._note(event, **values)
+        return []
+
     def tick(self, now: float) -> list[Call]:
         """Do what is due."""
         self._now = now

@@ -13,7 +13,7 @@ from typing import Any
 
 from .receipt import Expectation, Participant, Receipt
 
-__all__ = ["KEYS", "SCHEMA", "Record", "plain"]
+__all__ = ["KEYS", "NOTES", "SCHEMA", "Record", "plain"]
 
 SCHEMA = 1
 
@@ -69,6 +69,9 @@ _ORDER = (
 )  # fmt: skip
 KEYS: tuple[str, ...] = _ORDER
 """Every key a line can have, in the order in which they are written."""
+
+NOTES = frozenset({"action", "over_budget", "escalated", "barrier"})
+"""The kinds of records that an executor can have written: what it did, and what that cost."""
 
 if {f.name for f in fields(Record)} != set(KEYS):  # pragma: no cover - a slip of this file alone
     raise TypeError("KEYS and the fields of Record differ")

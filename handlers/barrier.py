@@ -35,7 +35,8 @@ __all__ = ["Barrier", "Met"]
 _FIRST, _LONGEST = 0.001, 0.01  # seconds between two looks
 _WHERE = "barrier"
 
-Gone = Callable[[Collection[int]], "tuple[Collection[int], str] | None"]
+Gone = Callable[[Collection[int]], Decision | None]
+"""Given those that are missing, what is to be decided because one of them does not come."""
 
 
 def _nobody(_: Collection[int]) -> None:
@@ -55,6 +56,20 @@ class Met:
     seconds: float = 0.0
     late: Mapping[int, float] = field(default_factory=dict)
     votes: tuple[Vote, ...] = ()
+
+
+@dataclass(slots=True)
+class _Wait:
+    """One rank's wait, and what it has seen."""
+
+    meeting: Meeting
+    began: float
+    bound: float
+    stopped: Callable[[], object]
+    gone: Gone
+    heard: Callable[[Vote], object]
+    votes: dict[int, Vote] = field(default_factory=dict)
+    seen: dict[int, float] = field(default_factory=dict)
 
 
 class Barrier:
@@ -98,6 +113,7 @@ class Barrier:
         told: Iterable[Mapping[str, Any]] = (),
         stopped: Callable[[], object] = lambda: False,
         gone: Gone = _nobody,
+        heard: Callable[[Vote], object] = lambda vote: None,
     ) -> Met:
         """Vote, and wait for what is decided.
 
@@ -107,7 +123,8 @@ class Barrier:
             error: why this rank's part is not done, if it is not.
             told: what else there is to say of it.
             stopped: whether this rank is to wait no longer.
-            gone: asked by rank 0 about those that are missing: who of them will not come, and why.
+            gone: asked by rank 0 about those that are missing.
+            heard: told each vote, on rank 0; also those of a barrier that is not passed.
 
         Raises:
             BarrierAborted: a rank voted against it or gave it up, or it is over.
@@ -120,12 +137,11 @@ class Barrier:
         began = time.monotonic()
         self.vote(meeting, error, told)
         try:
-            met = self._wait(meeting, began, bound, stopped, gone)
+            return self._wait(_Wait(meeting, began, bound, stopped, gone, heard))
         except BaseException as raised:
             if not isinstance(raised, BarrierAborted | RankLost):
                 self.abort(meeting, raised)  # an interrupt, perhaps: nobody is to wait for this rank
             raise
-        return met
 
     async def meet_async(self, meeting: Meeting, *, bound: float, **more: Any) -> Met:
         """The same for a coroutine: the event loop is never blocked, and to be cancelled is to be stopped.
@@ -174,44 +190,45 @@ class Barrier:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _wait(
-        self, meeting: Meeting, began: float, bound: float, stopped: Callable[[], object], gone: Gone
-    ) -> Met:
-        pause, seen, votes = _FIRST, dict[int, float](), dict[int, Vote]()
-        while (found := self.decision(meeting)) is None:
-            if stopped():
-                found = self._stop(meeting)
+    def _wait(self, wait: _Wait) -> Met:
+        pause = _FIRST
+        while (found := self.decision(wait.meeting)) is None:
+            if wait.stopped():
+                found = self._stop(wait.meeting)
                 break
-            over = time.monotonic() - began >= bound
-            if self._rank == 0 or over:
-                self._count(meeting, votes, seen)
-                if self._judge(meeting, votes, gone, f"after {bound:g} s" if over else ""):
-                    continue
+            over = time.monotonic() - wait.began >= wait.bound
+            if (self._rank == 0 or over) and self._judge(wait, over=over):
+                continue
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
-        error = found.error()
-        if error is not None:
+        if (error := found.error()) is not None:
+            if self._rank == 0:  # whoever decided it may have said more
+                self._count(wait)
             raise error
-        first = min(seen.values(), default=began)
-        late = {rank: at - first for rank, at in sorted(seen.items())}
-        return Met(time.monotonic() - began, late, tuple(vote for _, vote in sorted(votes.items())))
+        first = min(wait.seen.values(), default=wait.began)
+        late = {rank: at - first for rank, at in sorted(wait.seen.items())}
+        votes = tuple(vote for _, vote in sorted(wait.votes.items()))
+        return Met(time.monotonic() - wait.began, late, votes)
 
-    def _count(self, meeting: Meeting, votes: dict[int, Vote], seen: dict[int, float]) -> None:
-        for rank in missing(votes, self.world_size):
-            told = None if self._words is None else self._words.read(*_path(meeting), rank)
+    def _count(self, wait: _Wait) -> None:
+        for rank in missing(wait.votes, self.world_size):
+            told = None if self._words is None else self._words.read(*_path(wait.meeting), rank)
             if told is not None:
-                votes[rank], seen[rank] = Vote.from_json(told), time.monotonic()
+                wait.votes[rank], wait.seen[rank] = Vote.from_json(told), time.monotonic()
+                if self._rank == 0:
+                    wait.heard(wait.votes[rank])
 
-    def _judge(self, meeting: Meeting, votes: Mapping[int, Vote], gone: Gone, late: str) -> bool:
+    def _judge(self, wait: _Wait, *, over: bool) -> bool:
         """Write down what follows, if anything does."""
-        found = decided(meeting, votes, self.world_size)
-        absent = missing(votes, self.world_size)
-        if found is None and absent and (lost := gone(absent)) is not None:
-            found = without(meeting, sorted(lost[0]), lost[1])
-        if found is None and late:
-            found = without(meeting, absent, late)
+        self._count(wait)
+        found = decided(wait.meeting, wait.votes, self.world_size)
+        absent = missing(wait.votes, self.world_size)
+        if found is None and self._rank == 0:
+            found = wait.gone(absent)
+        if found is None and over:
+            found = without(wait.meeting, absent, f"after {wait.bound:g} s")
         if found is not None:
-            self._decide(meeting, found)
+            self._decide(wait.meeting, found)
         return found is not None
 
     def _stop(self, meeting: Meeting) -> Decision:

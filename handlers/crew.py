@@ -7,6 +7,7 @@ number. Engines answer by futures; everybody else runs in a thread that may bloc
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from ..fsm.ledger import LedgerKeeper
 from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant
+from ..fsm.record import NOTES
 from ..fsm.sampling import Part, parted
 from ..fsm.states import State
 from ..fsm.tickets import (
@@ -93,6 +95,7 @@ class Crew:
     answer: Answer
     post: Callable[[Any, State], None]
     waits: Callable[[Waiting], None]
+    tell: Callable[[str, Mapping[str, Any]], None] = lambda event, values: None
     plan: Plan | None = None
     expected: Expectation | None = None
     ports: list[RoundPort] = field(default_factory=list)
@@ -257,7 +260,15 @@ class Crew:
 
     def _view(self) -> RoundView:
         parts = self.parts
-        return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights)
+        return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights, self._note)
+
+    def _note(self, event: str, /, *, executor: str, freed: int | None = None, **values: Any) -> None:
+        """Examined here, in the executor's own thread: what the round's log cannot take is its error."""
+        if event not in NOTES:
+            raise ValueError(f"{executor} noted {event!r}: an executor can note {', '.join(sorted(NOTES))}")
+        facts = {str(key): value for key, value in (values.pop("facts", None) or {}).items()}
+        json.dumps([facts, values])
+        self.tell(event, {**values, "undo": executor, "bytes": freed, "facts": facts or None})
 
     # -- engines ---------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ __all__ = ["StateLog", "level_of", "tell"]
 _TROUBLES = frozenset({"refused", "escalation", "undo", "cleanup"})
 """What asks for a person: an impossible fact, a lock that cannot be given back, things left over."""
 
+_WARNINGS = frozenset({"over_budget", "escalated"})
+"""What a person may want to know: something took more than it was given."""
 
 _PATIENCE = 1.0
 """Seconds for which closing waits for a write that hangs; then the file is left to the garbage collector."""
@@ -123,6 +125,7 @@ def level_of(record: Record) -> Literal["debug", "info", "warning", "error"]:
         return "error"
     failed = State.Failed.name in (record.source, record.target)
     failed = failed or facts.get("outcome") == Outcome.failed.name
+    failed = failed or record.event in _WARNINGS
     if failed or record.event == "retry" or (record.event == "call" and record.error):
         return "warning"
     return "info" if record.event in ("opened", "result") or _moves(record) else "debug"

@@ -14,7 +14,8 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..fsm import events as e
 from ..fsm.calls import Call
@@ -72,7 +73,9 @@ class RoundLoop:
         self._told = 0
         self._in_time: int | None = None
         self._due = driver.due  # changes by moves alone
-        self._crew = Crew(parts, driver, clock, workers, self._answered, self._heard, self._waits)
+        self._crew = Crew(
+            parts, driver, clock, workers, self._answered, self._heard, self._waits, self._noted
+        )
 
     def run(self) -> RoundResult:
         """Drive the round; returns its result once it is Released."""
@@ -195,6 +198,9 @@ class RoundLoop:
 
     def _waits(self, answer: Waiting) -> None:
         self._post(lambda now: self.driver.waits(answer, now))
+
+    def _noted(self, event: str, values: Mapping[str, Any]) -> None:
+        self._post(lambda now: self.driver.noted(event, now, **values))
 
     def _progress(self, now: float) -> list[Call]:
         self.driver.progress(now)

@@ -267,6 +267,16 @@ class TrainerRanks(RankStore):
         return self._known
 
     @property
+    def run(self) -> str:
+        """The run, as far as this rank knows it; empty if there is none."""
+        return self._run or ""
+
+    @property
+    def number(self) -> int:
+        """Of the hand-over that is under way."""
+        return self._number
+
+    @property
     def next_number(self) -> int:
         """Of the hand-over whose verdict this rank has not seen."""
         return self._number + 1
@@ -367,6 +377,6 @@ class TrainerRanks(RankStore):
 
     def _delete(self, run: str | None, numbers: Iterable[int]) -> None:
         for number in numbers:
-            for what in ("verdict", "outcome"):
+            for what in ("verdict", "call", "outcome"):
                 if number > 0:
                     self.drop(run, number, what)

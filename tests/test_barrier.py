@@ -27,7 +27,7 @@ from weightsync.fsm.errors import (
     SetupError,
 )
 from weightsync.fsm.ranks import error_from, error_told
-from weightsync.fsm.votes import Decision, Meeting, Vote, decided, missing
+from weightsync.fsm.votes import Decision, Meeting, Vote, decided, missing, without
 from weightsync.handlers.barrier import Barrier, Met
 from weightsync.handlers.rank_store import RankStore
 
@@ -177,7 +177,7 @@ def test_a_rank_that_is_known_to_be_gone_is_not_waited_for(three: Threads) -> No
     """Whoever knows more than the store does says so."""
 
     def gone(absent: Any) -> Any:
-        return ([2], "it is dead") if 1 not in absent else None
+        return without(of(1), [2], "it is dead") if 1 not in absent else None
 
     errors = [found(each) for each in (three.meet(0, of(1), gone=gone), three.meet(1, of(1)))]
     assert [type(error) for error in errors] == [BarrierTimeout] * 2

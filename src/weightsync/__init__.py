@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.retention import Retention as Retention
-    from .ray_receiver import ray_engine as ray_engine
     from .ray_receiver import RayReceiver as RayReceiver
+    from .ray_receiver import ray_engine as ray_engine
     from .sync import Pending as Pending
     from .sync import WeightSync as WeightSync
     from .transports.collective import CollectiveTransport as CollectiveTransport

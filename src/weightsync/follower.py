@@ -15,18 +15,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self
 
 from .fsm import checks
+from .fsm.contract import Executor
 from .fsm.errors import RankFailed, RankLost, SetupError
-from .fsm.exports import Decision
+from .fsm.exports import Decision, Planned
 from .fsm.plan import Plan
 from .fsm.policy import Policy
 from .fsm.ranks import Pulses, Report, Verdict, error_from, lost, result_from
 from .fsm.results import RoundResult
+from .handlers.bridge import LoopBridge
+from .handlers.coroutines import Awaiting
+from .handlers.rank_part import RankPart
 from .handlers.ranks import TrainerRanks
-from .joining import export_of, policy_for, weights_for
+from .joining import executors_for, export_of, policy_for, weights_for
 
 __all__ = ["FollowerSync"]
 
@@ -40,19 +45,31 @@ class FollowerSync:
     Args:
         ranks: this rank.
         policy: the same as rank 0 has.
+        handlers: executors (``prepare`` and ``clean``) for what this rank has to do in each round. They are
+            called when rank 0's are, and the round waits for them. A rank above 0 has no records, so it has
+            no observers.
 
     Raises:
         SetupError: this is rank 0, or something is of the wrong kind.
     """
 
-    def __init__(self, ranks: TrainerRanks, *, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        ranks: TrainerRanks,
+        *,
+        policy: Policy | None = None,
+        handlers: Sequence[Executor | Awaiting] = (),
+    ) -> None:
         checks.kind(
             "FollowerSync", "ranks", ranks, TrainerRanks, "TrainerRanks(store, rank, world_size) is needed"
         )
         if ranks.rank == 0:
             raise SetupError("rank 0 leads the rounds: give it WeightSync(engines, ..., ranks=...)")
         self.policy = policy_for(policy, "FollowerSync")
+        self._bridge = LoopBridge()
+        executors = executors_for(handlers, self._bridge, self.policy)
         self._ranks = ranks
+        self._rounds = RankPart(ranks, executors)
         self._closed = False
         self._turn = threading.Lock()
 
@@ -94,6 +111,8 @@ class FollowerSync:
         self._closed = True
         with suppress(RankLost):
             self._ranks.end()
+        self._rounds.close()
+        self._bridge.close()
         self._ranks.close()
 
     def __enter__(self) -> Self:
@@ -118,30 +137,23 @@ class FollowerSync:
         with self._turn:  # hand-overs of two threads come one after the other, and each of them is bounded
             if self._closed:
                 raise SetupError("this FollowerSync is closed")
-            told = self._told(step, kind, model)
+            told = self._told(step, kind, _Part(model, self.policy))
         if told["error"] is not None:
             raise error_from(told["error"])
         result = result_from(told["result"])
         return result.require() if self.policy.raise_on_failure else result
 
-    def _part(self, model: object) -> Plan:
-        weights = weights_for(model, self.policy, snapshot=False)
-        weights.materialize()
-        return weights.plan(self.policy.bucket_bytes)
-
-    def _told(self, step: int, kind: str, model: object) -> Any:
+    def _told(self, step: int, kind: str, part: _Part) -> Any:
         """What rank 0 says in the end: an error, or a result."""
-        number, export = None, export_of(model)
+        number = None
         try:
-            if export is not None:
-                report = self._ranks.arrive(step, kind, export.standing, "export")
-                _, verdict = self._verdict(report)
-                if verdict.error is not None:
-                    return {"error": verdict.error}
-                export.settle(Decision.from_json(verdict.decision or {}))
-            report = self._ranks.arrive(step, kind, lambda: self._part(model))
+            if part.export is not None and (refusal := self._settle(step, kind, part.export)) is not None:
+                return {"error": refusal}
+            report = self._ranks.arrive(step, kind, part)
             number, verdict = self._verdict(report)
-            return {"error": verdict.error} if verdict.error is not None else self._outcome(number, report)
+            return (
+                {"error": verdict.error} if verdict.error is not None else self._outcome(number, report, part)
+            )
         except BaseException as error:
             told = None
             with suppress(RankLost):
@@ -152,6 +164,15 @@ class FollowerSync:
             if told is None:
                 raise
             return told
+        finally:
+            self._rounds.finish(self._ranks.silent)
+
+    def _settle(self, step: int, kind: str, export: Planned) -> Any:
+        """Before anything is gathered: what all ranks do with their export's plan, or why they do nothing."""
+        _, verdict = self._verdict(self._ranks.arrive(step, kind, export.standing, "export"))
+        if verdict.error is None:
+            export.settle(Decision.from_json(verdict.decision or {}))
+        return verdict.error
 
     def _verdict(self, report: Report) -> tuple[int, Verdict]:
         """Rank 0 has all reports. It may be late itself, and then waits for the others."""
@@ -180,7 +201,7 @@ class FollowerSync:
             raise RankFailed("rank 0 has closed its WeightSync before it gave its verdict")
         return report
 
-    def _outcome(self, number: int, report: Report) -> Any:
+    def _outcome(self, number: int, report: Report, part: _Part) -> Any:
         """Rank 0 leads as many rounds as its policy allows, and beats all the while."""
         ranks, beats = self._ranks, float("-inf")
         pulses, last = Pulses([0], time.monotonic()), "; it had not told of a round yet"
@@ -195,5 +216,30 @@ class FollowerSync:
                     last = f"; it was last heard of in {beat[1][1]} of round {beat[1][0]}"
                 if pulses.silent(time.monotonic(), ranks.silent):
                     raise lost([0], f"no sign of life for {ranks.silent:g} s at step {report.step}{last}")
+            if part.plan is not None:
+                self._rounds.look(number, report.step or 0, part.plan, part.source)
             ranks.pause()
         return told
+
+
+class _Part:
+    """A rank's part before the lock: its tensors are read, described, and let go of.
+
+    Args:
+        model: what the hook was given. If it is an export, that is settled between the ranks before this.
+    """
+
+    def __init__(self, model: object, policy: Policy) -> None:
+        self._model, self._policy = model, policy
+        self.export = export_of(model)
+        self.plan: Plan | None = None
+        self.source: object = None
+
+    def __call__(self) -> Plan:
+        weights = weights_for(self._model, self._policy, snapshot=False)
+        weights.materialize()
+        self._model = None
+        source = getattr(weights, "source", None)
+        self.source = source if isinstance(source, list) else None  # what a handler may empty
+        self.plan = weights.plan(self._policy.bucket_bytes)
+        return self.plan

@@ -33,8 +33,8 @@ from .handlers.lock import LocalLock
 from .transport_backends import METHODS, TABLE, made, transports
 
 __all__ = [
-    "TRANSPORTS", "engines_for", "export_of", "ledger_for", "lock_for", "name_of", "policy_for",
-    "sort_handlers", "transport_for", "weights_for",
+    "TRANSPORTS", "engines_for", "executors_for", "export_of", "ledger_for", "lock_for", "name_of",
+    "policy_for", "sort_handlers", "transport_for", "weights_for",
 ]  # fmt: skip
 
 _WHERE = "WeightSync"
@@ -216,25 +216,27 @@ def _as_policy_says(weights: Any, policy: Policy) -> Any:
 
 
 def sort_handlers(
-    handlers: Iterable[object], bridge: LoopBridge, limit: float
+    handlers: Iterable[object], bridge: LoopBridge, policy: Policy, where: str = _WHERE
 ) -> tuple[tuple[Executor, ...], tuple[Observer, ...]]:
     """Executors and observers, each in the order given; one object may be both.
 
     Args:
         handlers: the user's.
         bridge: for those that are coroutine functions.
-        limit: seconds for each step of these.
+        policy: says how long each step of these may take.
+        where: who is given them, for the error.
 
     Raises:
         SetupError: something that is neither.
     """
+    limit = 0.9 * policy.limits().idle  # before the round gives it up without knowing who it was
     if isinstance(handlers, str | bytes | Mapping | type) or not isinstance(handlers, Iterable):
-        raise checks.refusal(_WHERE, "handlers", handlers, "a list of handlers is needed: handlers=[...]")
+        raise checks.refusal(where, "handlers", handlers, "a list of handlers is needed: handlers=[...]")
     executors: list[Executor] = []
     observers: list[Observer] = []
     for handler in handlers:
         if isinstance(handler, type):
-            raise checks.refusal(_WHERE, "handlers", handler, "an object is needed, and not its class")
+            raise checks.refusal(where, "handlers", handler, "an object is needed, and not its class")
         executes = checks.has(handler, ("prepare", "clean"))
         if executes and executes_on_a_loop(handler):
             executor = AsyncExecutor(cast("Awaiting", handler), bridge, limit)
@@ -252,3 +254,18 @@ def sort_handlers(
                 "records"
             )
     return tuple(executors), tuple(observers)
+
+
+def executors_for(handlers: Iterable[object], bridge: LoopBridge, policy: Policy) -> tuple[Executor, ...]:
+    """Those of a rank above 0. It has no records, so nothing there observes.
+
+    Raises:
+        SetupError: something that is no executor, or observes as well.
+    """
+    where = "FollowerSync"
+    executors, observers = sort_handlers(handlers, bridge, policy, where)
+    # Those of coroutines hear of a round's end from whoever runs them.
+    mere = next((each for each in observers if not isinstance(each, AsyncExecutor)), None)
+    if mere is not None:
+        raise checks.refusal(where, "handlers", mere, "rank 0 has the records, and its observers see them")
+    return executors

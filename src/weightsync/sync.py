@@ -31,6 +31,7 @@ from .handlers.clock import SystemClock
 from .handlers.coroutines import Awaiting, AwaitingObserver
 from .handlers.leader import Leader
 from .handlers.observers import Observers
+from .handlers.rank_barrier import RankBarrier, RankCall
 from .handlers.ranks import TrainerRanks
 from .handlers.workers import Workers
 from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
@@ -85,20 +86,21 @@ class WeightSync:
         self._books = EngineBooks(engines_for(engines), self.policy.backoff())
         self._transport = transport_for(transport, self.policy, transports(backends))
         self._bridge = LoopBridge()
-        step = 0.9 * self.policy.limits().idle  # before the round gives it up without knowing who it was
-        executors, observers = sort_handlers(handlers, self._bridge, step)
+        executors, observers = sort_handlers(handlers, self._bridge, self.policy)
         self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
         self._workers = Workers()
         self._observers = Observers(observers)
+        self._leader, self._barrier = self._leader_of(ranks), self._barrier_of(ranks)
+        if self._barrier is not None:  # the others are called first, and waited for last
+            executors = (RankCall(self._barrier), *executors, self._barrier)
         stage = Stage(
             policy=self.policy, owner=self.owner, books=self._books, transport=self._transport,
             executors=executors, lock=self._lock, ledger=self._ledger, observers=self._observers,
             workers=self._workers, clock=SystemClock(),
         )  # fmt: skip
         self._turns = Turns(self.policy)
-        self._leader = self._leader_of(ranks)
         self._turns.run = Conductor(stage, self._turns.numbered, self._leader).run
         self._closing = threading.Lock()
         self._ended = False
@@ -247,6 +249,8 @@ class WeightSync:
         self._turns.close()
         if self._leader is not None:
             self._leader.close()
+        if self._barrier is not None:
+            self._barrier.close()
         self._transport.close()
         for link in self._books.every():
             link.close()
@@ -306,6 +310,10 @@ class WeightSync:
                 "the others in a wait: use 'wait' or 'block' with ranks"
             )
         return Leader(ranks)
+
+    def _barrier_of(self, ranks: TrainerRanks | None) -> RankBarrier | None:
+        """What the clean-up of every round waits at; bounded by what one executor may take."""
+        return None if ranks is None else RankBarrier(ranks, bound=0.8 * self.policy.limits().idle)
 
     @contextmanager
     def _for_all_ranks(self, pending: Pending) -> Iterator[None]:

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from weightsync.fsm.errors import RankError, RoundCancelled
 from weightsync.fsm.ranks import Pulses
-from weightsync.fsm.votes import Meeting
+from weightsync.fsm.votes import Decision, Meeting, without
 from weightsync.handlers.barrier import Barrier
 from weightsync.handlers.rank_store import RankStore
 
@@ -124,11 +124,11 @@ class Side:
         """Meet, and listen to the beats of those that are missing."""
         pulses = Pulses(range(self.world), time.monotonic())
 
-        def gone(absent: Collection[int]) -> tuple[list[int], str] | None:
+        def gone(absent: Collection[int]) -> Decision | None:
             for rank in absent:
                 pulses.heard(rank, self.words.read("beat", rank), time.monotonic())
             lost = [rank for rank in pulses.silent(time.monotonic(), silent) if rank in absent]
-            return (lost, f"no sign of life for {silent:g} s") if lost else None
+            return without(meeting, lost, f"no sign of life for {silent:g} s") if lost else None
 
         return self._told(lambda: self.barrier().meet(meeting, bound=bound, gone=gone))
 
@@ -182,7 +182,10 @@ def serve(rank: int, world: int, where: str, pipe: Connection) -> None:
     pipe.send("ready")
     while True:
         word, given = pipe.recv()
-        pipe.send(getattr(side, word)(**given))
+        try:
+            pipe.send(getattr(side, word)(**given))
+        except Exception as error:  # noqa: BLE001 - it is told
+            pipe.send(error)
 
 
 class Sides:
@@ -209,14 +212,24 @@ class Sides:
     def answer(self, rank: int) -> Any:
         """What came of it."""
         assert self.pipes[rank].poll(DEADLINE), f"rank {rank} did not answer"
-        return self.pipes[rank].recv()
+        answer = self.pipes[rank].recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def each(self, word: str, ranks: Collection[int] | None = None, **given: Any) -> list[Any]:
         """Have all of these do the same."""
         ranks = range(len(self.all)) if ranks is None else ranks
         for rank in ranks:
             self.ask(rank, word, **given)
-        return [self.answer(rank) for rank in ranks]
+        ready, told = set(ranks), dict[int, Any]()
+        while ready:  # whoever raises is heard first: the others may be waiting for it
+            heard = wait([self.pipes[rank] for rank in ready], timeout=DEADLINE)
+            assert heard, f"ranks {sorted(ready)} did not answer"
+            for rank in [rank for rank in ready if self.pipes[rank] in heard]:
+                ready.remove(rank)
+                told[rank] = self.answer(rank)
+        return [told[rank] for rank in ranks]
 
     def end(self) -> None:
         """Whatever they do."""
