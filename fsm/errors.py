@@ -32,6 +32,7 @@ WeightSyncError            everything this library raises on purpose
  |   |   `- BarrierAborted  a rank voted that it cannot go on, or gave the barrier up
  |   `- RankLost           a rank is dead, frozen or cut off
  |       `- BarrierTimeout  ranks did not come to a barrier within its bound
+ |- MemoryShort            the other side of a device lacks memory that this process uses
  |- RaisedElsewhere        another rank raised it; this one is told
  |- RoundTimedOut          a state, or the round, ran past its deadline
  |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
@@ -77,6 +78,7 @@ __all__ = [
     "LedgerError",
     "LockError",
     "LogUnreadable",
+    "MemoryShort",
     "PlanError",
     "PlanMismatch",
     "PlanUnknown",
@@ -246,6 +248,10 @@ class BarrierTimeout(RankLost):
     def __init__(self, text: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(text)
         self.ranks = tuple(ranks)
+
+
+class MemoryShort(WeightSyncError):
+    """The other side of a device lacks memory after everything unused was handed back: the rest is in use."""
 
 
 class RaisedElsewhere(WeightSyncError):

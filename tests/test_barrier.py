@@ -291,7 +291,7 @@ def four(tcp: str) -> Iterator[Sides]:
     sides.end()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(150)
 def test_no_cache_is_mapped_before_every_rank_has_released(four: Sides, tmp_path: Path) -> None:
     """Two to four ranks, fifty orders of coming. Their devices have no room for both at a time."""
     seeds = list(range(50))
@@ -307,7 +307,7 @@ def test_no_cache_is_mapped_before_every_rank_has_released(four: Sides, tmp_path
         assert failed == [], f"seed {seed}"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(150)
 def test_without_the_barrier_the_cache_does_not_fit(four: Sides, tmp_path: Path) -> None:
     """The same course without it fails on a device of another rank: what the test before looks at is real."""
     seeds = list(range(100, 103))

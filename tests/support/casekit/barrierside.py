@@ -26,7 +26,7 @@ from weightsync.handlers.rank_store import RankStore
 
 __all__ = ["PARAMETERS", "SharedBudget", "Side", "Sides"]
 
-DEADLINE = 60.0
+DEADLINE = 110.0
 """Seconds that nothing honest takes."""
 
 CAPACITY, PARAMETERS, CACHE = 100, 60, 80
@@ -148,13 +148,12 @@ class Side:
         for seed in seeds:
             world = 2 + seed % (self.world - 1)
             budget = SharedBudget(Path(f"{path}-{seed}"), self.world)
-            self._meet(world, seed, "filled", budget.take(self.rank, PARAMETERS))
+            self._meet(self.world, seed, "filled", done=budget.take(self.rank, PARAMETERS))
             if self.rank < world:
                 found.append(self._round(budget, world, seed, barrier=barrier))
-            self._meet(self.world, seed, "over", done=True)
         return found
 
-    def _meet(self, world: int, seed: int, name: str, done: bool) -> None:
+    def _meet(self, world: int, seed: int, name: str, *, done: bool) -> None:
         assert done
         if self.rank < world:
             self.barrier(world).meet(Meeting(f"r{seed}", seed + 1, name), bound=DEADLINE)
