@@ -508,3 +508,22 @@ class TestProcesses:
             os.kill(pid, signal.SIGCONT)
             told, _, _ = team.step(rank, 2)
             assert told != "ok", "who was frozen was not told"
+
+    @pytest.mark.parametrize(
+        ("where", "how"), [("tcp", signal.SIGKILL), ("file", signal.SIGSTOP)], indirect=["where"]
+    )
+    def test_a_rank_is_killed_or_frozen_before_it_has_released(
+        self, start: Callable[..., Processes], where: str, how: signal.Signals
+    ) -> None:
+        """The engines do not resume on a good way: the round fails, long before its limit, with the rank."""
+        team = start(where, holds=2)
+        team.hear(2, lambda word: word == "releasing")
+        pid = team.all[2].pid
+        assert pid is not None
+        os.kill(pid, how)
+        for rank in (0, 1):
+            told, _, took = team.step(rank, 2)
+            assert told.startswith("BarrierTimeout"), told
+            assert "barrier 'memory released' of round" in told
+            assert "rank 2 missing: no sign of life" in told
+            assert took < 4 * SILENT + 6.0

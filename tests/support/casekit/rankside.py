@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from weightsync import FollowerSync, LocalEngine, Policy, TrainerRanks, WeightSync, receiver_for
+from weightsync.fsm.contract import RoundView
 
 __all__ = ["LIMIT", "SILENT", "Processes", "serve"]
 
@@ -21,6 +22,24 @@ LIMIT, SILENT = 20.0, 1.5
 
 DEADLINE = 60.0
 """Seconds that nothing honest takes."""
+
+
+class _Holds:
+    """A handler of a rank; with ``holds`` it does not come to an end in the second hand-over."""
+
+    name = "holds"
+
+    def __init__(self, pipe: Connection, holds: bool) -> None:
+        self.pipe, self.holds = pipe, holds
+
+    def prepare(self, round: RoundView) -> None:
+        """Nothing."""
+
+    def clean(self, round: RoundView) -> None:
+        """Release what is held; or say so, and never do."""
+        if round.step == 2 and self.holds:
+            self.pipe.send("releasing")
+            threading.Event().wait(DEADLINE)
 
 
 def serve(rank: int, where: str, script: dict[str, Any], pipe: Connection) -> None:
@@ -51,7 +70,7 @@ def serve(rank: int, where: str, script: dict[str, Any], pipe: Connection) -> No
 
     held = {"w": torch.zeros(4), "head": torch.zeros(4)}
     sync: Any = (
-        FollowerSync(ranks, policy=policy)
+        FollowerSync(ranks, policy=policy, handlers=[_Holds(pipe, script.get("holds") == rank)])
         if rank
         else WeightSync([LocalEngine(receiver_for(held, "e0", fault=fault))], policy=policy, ranks=ranks)
     )
@@ -68,13 +87,16 @@ def serve(rank: int, where: str, script: dict[str, Any], pipe: Connection) -> No
             if told != "ok":
                 break
     pipe.send("over")
+    if rank == 0:  # which may keep the store that others still read
+        pipe.poll(DEADLINE)
 
 
 class Processes:
     """Three ranks in processes, and what each said."""
 
     def __init__(self, where: str, **script: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed"])  # which takes longer than anything else here
         pipes = [context.Pipe() for _ in range(3)]
         self.said: list[list[Any]] = [[], [], []]
         self.pipes = [mine for mine, _ in pipes]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from weightsync.follower import FollowerSync
-from weightsync.fsm.contract import Weights
+from weightsync.fsm.contract import Executor, Weights
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.handlers.ranks import TrainerRanks
@@ -69,7 +70,7 @@ def close_teams() -> None:
 
 
 class Team:
-    """Three ranks, of which the first one leads two fake engines."""
+    """Three ranks, of which the first one leads two fake engines; ``handlers`` are those of each."""
 
     def __init__(
         self,
@@ -77,13 +78,17 @@ class Team:
         limit: float = 20.0,
         silent: float = 1.0,
         store: DictStore | None = None,
+        handlers: Sequence[Sequence[Executor]] = ((), (), ()),
     ) -> None:
         self.store = store or DictStore()
         self.ranks = [
             TrainerRanks(self.store, rank, 3, limit=limit, silent=silent, name="t") for rank in range(3)
         ]
-        self.trainer = Trainer(policy, ranks=self.ranks[0])
-        self.followers = [FollowerSync(ranks, policy=policy) for ranks in self.ranks[1:]]
+        self.trainer = Trainer(policy, handlers[0], ranks=self.ranks[0])
+        self.followers = [
+            FollowerSync(ranks, policy=policy, handlers=theirs)
+            for ranks, theirs in zip(self.ranks[1:], handlers[1:], strict=True)
+        ]
         self.pool = ThreadPoolExecutor(3)
         _TEAMS.append(self)
 
