@@ -4,6 +4,7 @@ The rules alone, then ranks in threads over a store of this process, then ranks 
 a ``TCPStore`` and a ``FileStore``, which raise, come late, are killed, and share memory.
 """
 
+import asyncio
 import random
 import threading
 import time
@@ -194,6 +195,34 @@ def test_a_late_rank_of_an_old_round_pairs_with_nobody(three: Threads) -> None:
     assert not any(future.done() for future in two)
     assert isinstance(found(three.meet(2, of(2))), Met)
     assert all(isinstance(found(future), Met) for future in two)
+
+
+def test_a_barrier_of_another_name_is_another_one(three: Threads) -> None:
+    """The votes at the first one of a round count for nothing at the second one."""
+    waits = [three.meet(rank, of(1, "prepared")) for rank in range(3)]
+    assert all(isinstance(found(future), Met) for future in waits)
+    errors = [found(three.meet(rank, of(1, "released"), bound=0.05)) for rank in (0, 1)]
+    assert [type(error) for error in errors] == [BarrierTimeout] * 2
+
+
+def test_a_coroutine_waits_in_a_thread(three: Threads) -> None:
+    """The last rank comes when another coroutine of the same loop has done something meanwhile."""
+
+    async def course() -> tuple[Any, Any]:
+        ticks = 0
+        meets = asyncio.ensure_future(three.all[0].meet_async(of(1), bound=3.0))
+        while ticks < 5:
+            await asyncio.sleep(0.005)
+            ticks += 1
+        came = not meets.done()
+        last = three.meet(2, of(1))
+        return (await asyncio.gather(meets, return_exceptions=True))[0], came and found(last)
+
+    other = three.meet(1, of(1))
+    met, last = asyncio.run(course())
+    assert isinstance(met, Met)
+    assert isinstance(last, Met)
+    assert isinstance(found(other), Met)
 
 
 def test_an_epoch_is_compared_within_a_run(three: Threads) -> None:
