@@ -17,50 +17,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from ..fsm import checks
 from ..fsm.contract import RoundView
 from ..fsm.errors import MemoryShort
 from ..fsm.releases import ACTIONS, BUDGETS, Action, Boundary, Level
+from .memories import Memory, usual_memory
 
-__all__ = ["CacheRelease", "Held", "Memory"]
+__all__ = ["CacheRelease"]
 
 _WHERE = "CacheRelease"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What this process holds of a memory.
-
-    Args:
-        reserved: bytes that nobody else can have.
-        live: those of them that something uses.
-    """
-
-    reserved: int
-    live: int
-
-
-class Memory(Protocol):
-    """A memory that is shared with other processes, and what can be done about it."""
-
-    @property
-    def name(self) -> str:
-        """For the log."""
-
-    def held(self) -> Held:
-        """What this process holds of it now. Cheap."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has done what it was told."""
-
-    def collect_exports(self) -> None:
-        """Take back what was shown to other processes, and let go of by them."""
-
-    def cache_release(self) -> None:
-        """Hand back what is reserved and not live."""
 
 
 class CacheRelease:
@@ -93,7 +59,7 @@ class CacheRelease:
             Boundary.prepare: _level("before", before),
             Boundary.clean: _level("after", after),
         }
-        self._memory = memory if memory is not None else _usual()
+        self._memory = memory if memory is not None else usual_memory()
         self._lacking = lacking
         self._budgets = dict(BUDGETS)
         for name, seconds in (budgets or {}).items():
@@ -163,9 +129,3 @@ def _level(name: str, value: str) -> Level:
         needed = f"choose from {', '.join(map(repr, Level.__members__))}"
         raise checks.refusal(_WHERE, name, value, needed)
     return Level[value]
-
-
-def _usual() -> Memory:
-    from .memories import usual_memory
-
-    return usual_memory()

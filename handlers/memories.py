@@ -1,4 +1,4 @@
-"""Memories whose caches can be released: a GPU's, by torch, and the host's, by glibc.
+"""Memories whose caches can be released: the protocol, a GPU's by torch, and the host's by glibc.
 
 **What is here for CUDA was not run on a GPU**: it is four functions of torch that are documented. The host's
 is tried in the tests.
@@ -8,14 +8,46 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from .cache_release import Held, Memory
-
-__all__ = ["CudaCache", "HostCache", "usual_memory"]
+__all__ = ["CudaCache", "Held", "HostCache", "Memory", "usual_memory"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this process holds of a memory.
+
+    Args:
+        reserved: bytes that nobody else can have.
+        live: those of them that something uses.
+    """
+
+    reserved: int
+    live: int
+
+
+class Memory(Protocol):
+    """A memory that is shared with other processes, and what can be done about it."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    def held(self) -> Held:
+        """What this process holds of it now. Cheap."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was told."""
+
+    def collect_exports(self) -> None:
+        """Take back what was shown to other processes, and let go of by them."""
+
+    def cache_release(self) -> None:
+        """Hand back what is reserved and not live."""
 
 
 def usual_memory() -> Memory:

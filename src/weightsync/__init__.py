@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .fsm.states import EngineState as EngineState
     from .fsm.states import Outcome as Outcome
     from .fsm.states import State as State
+    from .handlers.cache_release import CacheRelease as CacheRelease
     from .handlers.exports import CachedExport as CachedExport
     from .handlers.fp8_export import Fp8Exporter as Fp8Exporter
     from .handlers.fsdp_export import FsdpExporter as FsdpExporter
@@ -60,7 +61,10 @@ if TYPE_CHECKING:
     from .handlers.ranks import TrainerRanks as TrainerRanks
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
+    from .handlers.ray_store import RayStore as RayStore
     from .handlers.retention import Retention as Retention
+    from .handlers.toggle import Toggle as Toggle
+    from .handlers.toggle import expandable_segments as expandable_segments
     from .ray_receiver import RayReceiver as RayReceiver
     from .ray_receiver import ray_engine as ray_engine
     from .sync import Pending as Pending
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from .transports.weights import TorchWeights as TorchWeights
 
 _HOME = {
+    "CacheRelease": ".handlers.cache_release",
     "CachedExport": ".handlers.exports",
     "CollectiveTransport": ".transports.collective",
     "CudaIpcTransport": ".transports.cuda_ipc",
@@ -111,6 +116,7 @@ _HOME = {
     "RayEngine": ".handlers.ray_engine",
     "RayLock": ".handlers.ray_lock",
     "RayReceiver": ".ray_receiver",
+    "RayStore": ".handlers.ray_store",
     "ReceiptRefused": ".fsm.errors",
     "Retention": ".handlers.retention",
     "RoundCancelled": ".fsm.errors",
@@ -123,6 +129,7 @@ _HOME = {
     "State": ".fsm.states",
     "StateLog": ".handlers.log",
     "SyncFailed": ".fsm.errors",
+    "Toggle": ".handlers.toggle",
     "TorchWeights": ".transports.weights",
     "TrainerRanks": ".handlers.ranks",
     "TransportError": ".fsm.errors",
@@ -130,6 +137,7 @@ _HOME = {
     "WeightSyncError": ".fsm.errors",
     "WeightsGone": ".fsm.errors",
     "WorldMismatch": ".fsm.errors",
+    "expandable_segments": ".handlers.toggle",
     "ray_engine": ".ray_receiver",
     "receiver_for": ".engine",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weightsync.handlers.cache_release import Held
+from weightsync.handlers.memories import Held
 
 __all__ = ["FakeDevice"]
 
