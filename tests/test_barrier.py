@@ -32,7 +32,7 @@ from weightsync.fsm.votes import Decision, Meeting, Vote, decided, missing, with
 from weightsync.handlers.barrier import Barrier, Met
 from weightsync.handlers.rank_store import RankStore
 
-LONG = 20.0
+LONG = 10.0
 """A bound that is never reached."""
 
 
@@ -106,7 +106,7 @@ def three() -> Iterator[Threads]:
 
 def found(future: Any) -> Any:
     """What it was passed with, or the error."""
-    return future.exception(LONG) or future.result()
+    return future.exception(2 * LONG) or future.result()
 
 
 def test_nobody_passes_before_the_last_one_has_come(three: Threads) -> None:
