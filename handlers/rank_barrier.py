@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any
 
 from ..fsm import checks
@@ -69,6 +68,7 @@ class RankBarrier:
     Args:
         ranks: this trainer's; None, or a world of one, waits for nobody, which the log says.
         bound: seconds to wait for ranks that live. Those that do not are missed before it.
+        undo_bound: the same when a round has failed; by default as long.
 
     Raises:
         SetupError: the ranks' store cannot decide (it has no ``compare_set``).
@@ -76,12 +76,16 @@ class RankBarrier:
 
     name = "barrier"
 
-    def __init__(self, ranks: TrainerRanks | None = None, bound: float = 10.0) -> None:
+    def __init__(
+        self, ranks: TrainerRanks | None = None, bound: float = 10.0, undo_bound: float | None = None
+    ) -> None:
         checks.seconds("RankBarrier", "bound", bound)
-        self._ranks, self._bound = ranks, bound
+        checks.seconds("RankBarrier", "undo_bound", bound if undo_bound is None else undo_bound)
+        undoing = bound if undo_bound is None else undo_bound
+        self._ranks, self._bounds = ranks, {PREPARE: bound, CLEAN: bound, UNDO: undoing}
         self._barrier = Barrier(ranks, 1 if ranks is None else ranks.world_size)
         self._numbers = 0
-        self._undoing = ""
+        self._cleaning = self._undoing = ""
 
     @property
     def alone(self) -> bool:
@@ -91,7 +95,7 @@ class RankBarrier:
     def prepare(self, round: RoundView) -> Undo | None:
         """Every rank is prepared; then engines may be paused."""
         self._meet(round, PREPARE)
-        return None if self.alone else lambda: self._call_undo(round)
+        return None if self.alone else lambda: self._begin_undo(round)
 
     def clean(self, round: RoundView) -> None:
         """Every rank has released what it holds; then engines may resume."""
@@ -106,6 +110,8 @@ class RankBarrier:
         ranks, session = self._ranks, round.session
         if ranks is None or self.alone:
             return
+        if what == CLEAN:
+            self._cleaning = session.round
         self._numbers += 1
         said = [self._numbers, what, session.round, session.epoch, session.version, round.attempt]
         ranks.post(ranks.number, "call", said)
@@ -113,8 +119,14 @@ class RankBarrier:
     def undo(self, round: RoundView) -> None:
         """Have the others undo it. Who is gone has nothing to undo any more; who fails at it is told."""
         self._call_undo(round)
-        with suppress(RankLost):
-            self._meet(round, UNDO)
+        self._meet(round, UNDO)
+
+    def _begin_undo(self, round: RoundView) -> None:
+        """The first of the round's undos. Once a clean-up was called for, nobody after it waits."""
+        if self._cleaning == round.session.round:
+            self.undo(round)
+        else:
+            self._call_undo(round)
 
     def _call_undo(self, round: RoundView) -> None:
         if self._undoing != round.session.round:  # the last executor calls, and the first one waits
@@ -127,9 +139,13 @@ class RankBarrier:
         if ranks is None or self.alone:
             round.note("barrier", trigger=meeting.name, executor=self.name, facts={"ranks": 1})
             return
-        met = self._barrier.meet(
-            meeting, bound=self._bound, gone=_Gone(ranks, meeting), heard=lambda vote: _tell(round.note, vote)
-        )
+        gone, bound = _Gone(ranks, meeting), self._bounds[what]
+        try:
+            met = self._barrier.meet(meeting, bound=bound, gone=gone, heard=lambda it: _tell(round.note, it))
+        except RankLost:
+            if what == UNDO and gone.found:  # what it held went with it
+                return
+            raise
         late = {str(rank): _short(seconds) for rank, seconds in met.late.items()}
         round.note(
             "barrier", trigger=meeting.name, executor=self.name, seconds=_short(met.seconds),
@@ -143,9 +159,14 @@ class _Gone:
     def __init__(self, ranks: TrainerRanks, meeting: Meeting) -> None:
         self._ranks, self._meeting = ranks, meeting
         self._pulses = Pulses(ranks.others, time.monotonic())
-        self._next = 0.0
+        self._next, self.found = 0.0, False
 
     def __call__(self, absent: Collection[int]) -> Decision | None:
+        found = self._look(absent)
+        self.found = self.found or found is not None
+        return found
+
+    def _look(self, absent: Collection[int]) -> Decision | None:
         now, ranks = time.monotonic(), self._ranks
         if now < self._next:
             return None

@@ -98,10 +98,10 @@ class RankPart:
 
     def finish(self, limit: float) -> None:
         """The hand-over is over for this rank: undo what nobody has called for. Raises nothing."""
-        doing, self._doing = self._doing, None
-        if doing is not None and not wait([doing], timeout=limit).done:
+        if self._doing is not None and not wait([self._doing], timeout=limit).done:
+            # Nothing of the next round begins before it ends, and that begins by undoing what is left.
             _LOGGER.error("rank %d: a handler still runs %g s after its round", self._ranks.rank, limit)
-            return  # whoever prepares next has it undone
+            return
         if (error := self._undo_all()) is not None:
             _LOGGER.error("rank %d: %s", self._ranks.rank, line_of(error), exc_info=error)
 

@@ -5,9 +5,11 @@ for CUDA are torch's, and were not run.
 """
 
 import gc
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 import weightsync
 from casekit.devicekit import FakeDevice
+from weightsync.cli import main
 from weightsync.fsm.contract import RoundView
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import MemoryShort, SetupError
@@ -23,7 +26,7 @@ from weightsync.fsm.releases import ACTIONS, Action, Boundary, Level
 from weightsync.fsm.round import Round
 from weightsync.fsm.states import Outcome, State
 from weightsync.handlers.cache_release import CacheRelease
-from weightsync.handlers.log import level_of
+from weightsync.handlers.log import StateLog, level_of
 from weightsync.handlers.memories import CudaCache, HostCache
 from weightsync.testing.fakes import FakeWeights
 
@@ -260,6 +263,22 @@ def test_the_log_of_a_round_has_what_it_did() -> None:
     assert names.index("action") < names.index("call prepare") < names.index("call open")
     assert names.index("call publish") < len(names) - 1 - names[::-1].index("action")
     assert len(names) - 1 - names[::-1].index("action") < names.index("call resume")
+
+
+def test_the_time_line_of_a_round_tells_what_was_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the time that it took."""
+    path = tmp_path / "state.jsonl"
+    device = FakeDevice(100, cached=40)
+    with StateLog(path) as log:
+        result, _ = round_of(CacheRelease(device), log)
+    monkeypatch.setenv("COLUMNS", "140")
+    assert main(["log", str(path), "--round", result.round]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    freed = [line for line in lines if "action cache_release cache_release (" in line]
+    assert ["(40 bytes freed)" in line for line in freed] == [True, False]
+    assert all(re.search(r"freed\) +\d", line) for line in freed)
 
 
 def test_memory_that_is_short_fails_the_round_before_an_engine_is_told() -> None:

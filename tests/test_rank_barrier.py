@@ -214,7 +214,7 @@ def test_an_undo_that_fails_on_another_rank_is_told() -> None:
 def test_a_rank_that_hangs_in_its_handler_is_named_at_the_bound() -> None:
     """It lives, so only the bound ends that; the round is over long before its deadline."""
     gate = Gate()
-    _, handlers = executors((1, "clean", gate))
+    story, handlers = executors((1, "clean", gate))
     policy = Policy(deadline=12.0, idle=1.0, lease=2.0)
     team = Team(policy=policy, handlers=handlers)
     futures = team.step(1, *three(1))
@@ -222,9 +222,30 @@ def test_a_rank_that_hangs_in_its_handler_is_named_at_the_bound() -> None:
     assert isinstance(first.error, BarrierTimeout)
     assert first.error.ranks == (1,)
     assert "rank 1 missing: after 0.8 s" in str(first.error)
-    gate.open()
+    assert first.unclean, "it lives, and holds what it held"
     team.results(futures)
-    assert all(each.ok for each in team.results(team.step(2, *three(2))))
+    held = team.results(team.step(2, *three(2)))[0]
+    assert "barrier 'prepared'" in str(held.error), "its handlers are called while one of them still runs"
+    gate.open()
+    assert eventually(
+        lambda: team.followers[0]._rounds._doing is None or team.followers[0]._rounds._doing.done()
+    )
+    assert all(each.ok for each in team.results(team.step(3, *three(3))))
+    mine = [word.partition(".")[2] for word in story if word.startswith("1y")]
+    assert mine == ["prepare", "clean", "prepare", "clean"]
+
+
+def test_a_retry_has_the_other_ranks_begin_anew() -> None:
+    """It is a round of its own: what the first one has prepared is undone before."""
+    story, handlers = executors()
+    team = Team(policy=Policy(deadline=10.0, lease=2.0, attempts=2), handlers=handlers)
+    team.trainer.transport.bad["bucket 1"] = OSError("cable")
+    found = team.results(team.step(1, *three(1)))
+    assert all(each.ok for each in found)
+    assert found[0].attempts == 2
+    for rank in range(3):
+        mine = [word.partition(".")[2] for word in story if word.startswith(f"{rank}x")]
+        assert mine == ["prepare", "undo", "prepare", "clean"]
 
 
 def test_a_rank_undoes_by_itself_when_rank_0_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,8 @@ class WeightSync:
 
     def _barrier_of(self, ranks: TrainerRanks | None) -> RankBarrier | None:
         """What the clean-up of every round waits at; bounded by what one executor may take."""
-        return None if ranks is None else RankBarrier(ranks, bound=0.8 * self.policy.limits().idle)
+        limits = self.policy.limits()
+        return None if ranks is None else RankBarrier(ranks, 0.8 * limits.idle, 0.8 * limits.failed / 4)
 
     @contextmanager
     def _for_all_ranks(self, pending: Pending) -> Iterator[None]:

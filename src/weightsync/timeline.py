@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from .columns import PLAIN, Column, Paint, clean, grid, natural, shorten
-from .fsm.record import Record
+from .fsm.record import NOTES, Record
 from .fsm.states import Disposition, State
 from .logfile import RoundLog
 from .logrows import RoundRow, row_of
@@ -227,7 +227,7 @@ def _happened(records: tuple[Record, ...], start: float) -> _Happened:
         what=clean(_what(first)) if moved else f"  {clean(_what(first))}",
         engine=clean(first.engine or first.culprit or ""),
         bucket=bucket,
-        took=_exact(first.seconds) if moved or first.event in ("call", "result") else "",
+        took=_exact(first.seconds) if moved or first.event in _TIMED else "",
         error=clean(first.error or ""),
     )
 
@@ -242,8 +242,14 @@ def _what(record: Record) -> str:
         roster = facts.get("roster")
         asked = f": {len(roster)} engines, quorum {facts.get('quorum')}" if isinstance(roster, list) else ""
         return f"opened{asked}"
-    words = (record.event, record.trigger, record.undo)
+    rank = None if record.rank is None else f"on rank {record.rank}"
+    freed = None if record.event not in NOTES or record.bytes is None else f"({record.bytes} bytes freed)"
+    words = (record.event, record.trigger, record.undo, rank, freed)
     return " ".join(word for word in words if word)
+
+
+_TIMED = NOTES | {"call", "result"}
+"""What took the time that it tells, beside the states."""
 
 
 def _state_colour(state: str) -> str:
