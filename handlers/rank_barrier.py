@@ -15,7 +15,7 @@ say what their handlers did, and the round's log has it.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..fsm import checks
@@ -86,6 +86,8 @@ class RankBarrier:
         self._barrier = Barrier(ranks, 1 if ranks is None else ranks.world_size)
         self._numbers = 0
         self._cleaning = self._undoing = ""
+        self.stopped: Callable[[], object] = lambda: False
+        """Whether the hand-over is to stop: asked while engines are still what they were."""
 
     @property
     def alone(self) -> bool:
@@ -139,9 +141,12 @@ class RankBarrier:
         if ranks is None or self.alone:
             round.note("barrier", trigger=meeting.name, executor=self.name, facts={"ranks": 1})
             return
-        gone, bound = _Gone(ranks, meeting), self._bounds[what]
+        gone = _Gone(ranks, meeting)
         try:
-            met = self._barrier.meet(meeting, bound=bound, gone=gone, heard=lambda it: _tell(round.note, it))
+            met = self._barrier.meet(
+                meeting, bound=self._bounds[what], gone=gone, heard=lambda vote: _tell(round.note, vote),
+                stopped=lambda: what == PREPARE and self.stopped(),
+            )  # fmt: skip
         except RankLost:
             if what == UNDO and gone.found:  # what it held went with it
                 return

@@ -235,6 +235,28 @@ def test_a_rank_that_hangs_in_its_handler_is_named_at_the_bound() -> None:
     assert mine == ["prepare", "clean", "prepare", "clean"]
 
 
+def test_a_hand_over_that_is_cancelled_does_not_wait_for_a_rank() -> None:
+    """Who prepares for ever keeps nobody: the wait ends as soon as that is said, and not at its bound."""
+    gate = Gate()
+    _, handlers = executors((1, "prepare", gate))
+    team = Team(handlers=handlers, policy=Policy(deadline=60.0, lease=2.0))
+    others = [team.alone(rank, 1) for rank in (1, 2)]
+    pending = team.trainer.sync.begin(1, FakeWeights(1))
+    gate.await_visitor()
+    pending.cancel()
+    ended = [
+        eventually(lambda: [each.error for each in team.trainer.records if each.undo == "barrier"], limit=5.0)
+    ]
+    gate.open()
+    assert ended == [True]
+    (error, *_) = [each.error for each in team.trainer.records if each.undo == "barrier"]
+    assert error is not None
+    assert error.startswith("RoundCancelled")
+    results = [pending.wait(), *team.results(others)]
+    assert [each.outcome for each in results] == [Outcome.failed] * 3
+    assert all(each.ok for each in team.results(team.step(2, *three(2))))
+
+
 def test_a_retry_has_the_other_ranks_begin_anew() -> None:
     """It is a round of its own: what the first one has prepared is undone before."""
     story, handlers = executors()

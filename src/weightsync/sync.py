@@ -20,7 +20,7 @@ from .backends import Mode
 from .books import EngineBooks, Entry
 from .conductor import Conductor, Stage
 from .fsm import checks
-from .fsm.contract import EngineLink, Executor, Observer, Transport
+from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
 from .fsm.errors import SetupError
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
@@ -101,7 +101,8 @@ class WeightSync:
             workers=self._workers, clock=SystemClock(),
         )  # fmt: skip
         self._turns = Turns(self.policy)
-        self._turns.run = Conductor(stage, self._turns.numbered, self._leader).run
+        self._conductor = Conductor(stage, self._turns.numbered, self._leader)
+        self._turns.run = self._run
         self._closing = threading.Lock()
         self._ended = False
 
@@ -310,6 +311,11 @@ class WeightSync:
                 "the others in a wait: use 'wait' or 'block' with ranks"
             )
         return Leader(ranks)
+
+    def _run(self, pending: Pending, weights: Weights) -> RoundResult:
+        if self._barrier is not None:
+            self._barrier.stopped = lambda: pending.cancelled is not None
+        return self._conductor.run(pending, weights)
 
     def _barrier_of(self, ranks: TrainerRanks | None) -> RankBarrier | None:
         """What the clean-up of every round waits at; bounded by what one executor may take."""
