@@ -1,10 +1,10 @@
 """The store that a trainer's ranks share, with a bound on whatever is asked of it.
 
 The store is the user's: a ``TCPStore``, ``FileStore`` or ``PrefixStore`` of ``torch.distributed``, or
-anything with their ``set``, ``get``, ``check`` and ``delete_key``. A store can hang: its keeper may be
-frozen, or another rank be stopped while it has the file locked. So each word to it runs on a thread that may
-get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the store: who waits, looks
-again.
+anything with their ``set``, ``get``, ``check``, ``delete_key``, and ``compare_set`` for the barrier. A store
+can hang: its keeper may be frozen, or another rank be stopped while it has the file locked. So each word to
+it runs on a thread that may get stuck, and is given up after ``silent`` seconds. Nothing here waits *in* the
+store: who waits, looks again.
 """
 
 from __future__ import annotations
