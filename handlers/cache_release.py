@@ -59,6 +59,14 @@ class CacheRelease:
             Boundary.prepare: _level("before", before),
             Boundary.clean: _level("after", after),
         }
+        if memory is not None and not checks.has(memory, ("held", *Action.__members__)):
+            raise checks.refusal(_WHERE, "memory", memory, "a memory is needed, such as HostCache()")
+        if lacking is not None and not callable(lacking):
+            raise checks.refusal(
+                _WHERE, "lacking", lacking, "a function that returns a number of bytes is needed"
+            )
+        if budgets is not None:
+            checks.kind(_WHERE, "budgets", budgets, Mapping, "a mapping of seconds by action is needed")
         self._memory = memory if memory is not None else usual_memory()
         self._lacking = lacking
         self._budgets = dict(BUDGETS)
@@ -124,8 +132,8 @@ def _short(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def _level(name: str, value: str) -> Level:
-    if value not in Level.__members__:
+def _level(name: str, value: object) -> Level:
+    if not isinstance(value, str) or value not in Level.__members__:
         needed = f"choose from {', '.join(map(repr, Level.__members__))}"
         raise checks.refusal(_WHERE, name, value, needed)
     return Level[value]

@@ -242,6 +242,16 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.TrainerRanks(Store(), 0, 1, silent="1"), "TrainerRanks(silent='1'): a finite number"),  # type: ignore[arg-type]
     (lambda: weightsync.FollowerSync(Store()), "FollowerSync(ranks=<HashStore>): TrainerRanks(store, ra"),  # type: ignore[arg-type]
     (lambda: weightsync.FollowerSync(RANK, policy=5), "FollowerSync(policy=5): a Policy is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(RANK, handlers=5), "FollowerSync(handlers=5): a list of handlers is"),  # type: ignore[arg-type]
+    (lambda: weightsync.FollowerSync(RANK, handlers=[print]), "rank 0 has the records, and its observers"),  # type: ignore[list-item]
+    (lambda: weightsync.CacheRelease(5), "CacheRelease(memory=5): a memory is needed, such as"),  # type: ignore[arg-type]
+    (lambda: weightsync.CacheRelease(before=[]), "CacheRelease(before=<list>): choose from 'none'"),  # type: ignore[arg-type]
+    (lambda: weightsync.CacheRelease(lacking=5), "CacheRelease(lacking=5): a function that returns"),  # type: ignore[arg-type]
+    (lambda: weightsync.CacheRelease(budgets=5), "CacheRelease(budgets=5): a mapping of seconds by"),  # type: ignore[arg-type]
+    (lambda: weightsync.CacheRelease(budgets={"gc": 1}), "CacheRelease(budgets='gc'): actions are called"),
+    (lambda: weightsync.Toggle("a", during=1), "Toggle(switch='a'): something with name, read and"),  # type: ignore[arg-type]
+    (lambda: weightsync.RayStore(5), "RayStore(name=5): a name is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.RayStore("a", patience=0), "RayStore(patience=0): a finite number of"),
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 
@@ -254,7 +264,7 @@ def test_what_is_public_refuses_what_it_cannot_use(make: Callable[[], Any], line
 
 NOT_MADE = {
     "EngineRow", "LORA", "ObjectStoreTransport", "PassedOver", "RoundResult", "Pending", "RayReceiver",
-    "__version__",
+    "__version__", "expandable_segments",
 }  # fmt: skip
 """Nobody gives them anything: they are public to be read or inherited, or take no arguments."""
 
