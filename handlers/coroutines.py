@@ -91,10 +91,13 @@ class AsyncExecutor:
 
     def __call__(self, record: Record) -> None:
         """A round that has failed waits for none of its steps any more. Its undo is another matter."""
-        if record.event != "transition" or record.target != State.Failed.name:
-            return
+        if record.event == "transition" and record.target == State.Failed.name:
+            self.give_up(record.round)
+
+    def give_up(self, round: str) -> None:
+        """End the step that runs for this round, if one does."""
         with self._lock:
-            call = self._running.pop(record.round, None)
+            call = self._running.pop(round, None)
         if call is not None:
             call.cancel(
                 RoundCancelled(f"the round has failed and waits no longer for {call.name} of {self.name}")

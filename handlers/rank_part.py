@@ -23,7 +23,8 @@ from ..fsm.plan import Plan
 from ..fsm.record import NOTES
 from ..fsm.sampling import WHOLE, Part
 from .barrier import Barrier
-from .rank_barrier import CLEAN, PREPARE, meeting_of
+from .coroutines import AsyncExecutor
+from .rank_barrier import CLEAN, PREPARE, UNDO, meeting_of
 from .rank_store import line_of
 from .ranks import TrainerRanks
 from .workers import Workers
@@ -75,6 +76,7 @@ class RankPart:
         self._workers = Workers("weightsync-rank-part", spare=1)
         self._undos: dict[int, Undo] = {}
         self._told: list[dict[str, Any]] = []
+        self._round = ""  # the one that is worked for, or was
         self._last: tuple[int, int] | None = None
         self._doing: Future[None] | None = None
 
@@ -89,15 +91,19 @@ class RankPart:
         Raises:
             RankLost: the store did not answer.
         """
-        if self._doing is not None and not self._doing.done():
-            return
         said = self._ranks.look(number, "call")
-        if said is not None and (number, said[0]) != self._last:
-            self._last = number, said[0]
-            self._doing = self._workers.submit(self._do, said[1:], step, _Elsewhere(plan, source))
+        if said is None or (number, said[0]) == self._last:
+            return
+        if self._doing is not None and not self._doing.done():
+            if said[1] == UNDO:
+                self._give_up(said[2])
+            return
+        self._last = number, said[0]
+        self._doing = self._workers.submit(self._do, said[1:], step, _Elsewhere(plan, source))
 
     def finish(self, limit: float) -> None:
         """The hand-over is over for this rank: undo what nobody has called for. Raises nothing."""
+        self._give_up(self._round)
         if self._doing is not None and not wait([self._doing], timeout=limit).done:
             # Nothing of the next round begins before it ends, and that begins by undoing what is left.
             _LOGGER.error("rank %d: a handler still runs %g s after its round", self._ranks.rank, limit)
@@ -105,11 +111,17 @@ class RankPart:
         if (error := self._undo_all()) is not None:
             _LOGGER.error("rank %d: %s", self._ranks.rank, line_of(error), exc_info=error)
 
+    def _give_up(self, round: str) -> None:
+        """The round waits for nothing that can still be cut short: that is what coroutines can."""
+        for executor in self._executors:
+            if isinstance(executor, AsyncExecutor):
+                executor.give_up(round)
+
     # -- on the thread ---------------------------------------------------------------------------------------
 
     def _do(self, said: list[Any], step: int, weights: Weights) -> None:
         what, round, epoch, version, attempt = said
-        self._told = []
+        self._told, self._round = [], round
         view = RoundView(Session(round, epoch, version), step, attempt, weights.plan(0), weights, self._note)
         try:
             error = self._undo_all() if what != CLEAN else None

@@ -199,6 +199,11 @@ def what_is_left_over_is_taken_for_what_was(patch: Patch) -> None:
     patch.setattr(Toggle, "_restore", forgetful)
 
 
+def steps_that_nobody_waits_for_go_on(patch: Patch) -> None:
+    """Until they have taken all their time."""
+    patch.setattr(RankPart, "_give_up", lambda self, round: None)
+
+
 MUTANTS: dict[str, tuple[Changed, str]] = {
     "a_rank_that_failed_counts_like_any_other": (
         a_rank_that_failed_counts_like_any_other,
@@ -219,6 +224,10 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
     "who_holds_on_is_let_off": (who_holds_on_is_let_off, "rank_barrier.py -k hangs_in_its_handler"),
     "nobody_is_called_to_undo": (nobody_is_called_to_undo, "rank_barrier.py -k undo_that_fails"),
     "a_rank_above_0_undoes_nothing": (a_rank_above_0_undoes_nothing, "rank_barrier.py -k undone_on_every"),
+    "steps_that_nobody_waits_for_go_on": (
+        steps_that_nobody_waits_for_go_on,
+        "rank_coroutines.py -k is_cut_short",
+    ),
     "a_collection_comes_back": (a_collection_comes_back, "cache_release.py -k does_without_a_garbage"),
     "everybody_lacks_something": (everybody_lacks_something, "cache_release.py -k enough_is_escalated"),
     "what_is_short_is_not_told": (what_is_short_is_not_told, "cache_release.py -k memory_that_is_short"),
