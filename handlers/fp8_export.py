@@ -56,6 +56,9 @@ class Fp8Exporter:
         if not checks.has(exporter, ("outline", "plan", "tensors", "forget")):
             raise checks.refusal("Fp8Exporter", "exporter", exporter, "an exporter is needed")
         patterns = checks.patterns("Fp8Exporter", "only", only)
+        given: object = block
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise checks.refusal("Fp8Exporter", "block", block, "two whole numbers are needed: (128, 128)")
         for size in block:
             checks.whole("Fp8Exporter", "block", size)
         checks.text("Fp8Exporter", "suffix", suffix)

@@ -24,6 +24,7 @@ from weightsync.testing.scene import Trainer, close_all
 
 MODULE = torch.nn.Linear(2, 2)
 RANK = weightsync.TrainerRanks(Store(), 1, 2)
+EXPORTER = weightsync.FsdpExporter(MODULE)
 
 
 class Plain:
@@ -252,6 +253,14 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.Toggle("a", during=1), "Toggle(switch='a'): something with name, read and"),  # type: ignore[arg-type]
     (lambda: weightsync.RayStore(5), "RayStore(name=5): a name is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.RayStore("a", patience=0), "RayStore(patience=0): a finite number of"),
+    (lambda: weightsync.CachedExport(MODULE), "CachedExport(exporter=<Linear>): an exporter is needed, such"),  # type: ignore[arg-type]
+    (lambda: weightsync.FsdpExporter(5), "FsdpExporter(model=5): "),  # type: ignore[arg-type]
+    (lambda: weightsync.Fp8Exporter(MODULE), "Fp8Exporter(exporter=<Linear>): an exporter is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.Fp8Exporter(EXPORTER, only=5), "Fp8Exporter(only=5): "),  # type: ignore[arg-type]
+    (lambda: weightsync.Fp8Exporter(EXPORTER, block=128), "Fp8Exporter(block=128): two whole numbers are"),  # type: ignore[arg-type]
+    (lambda: weightsync.Fp8Exporter(EXPORTER, block=(0, 1)), "Fp8Exporter(block=0): "),
+    (lambda: weightsync.Fp8Exporter(EXPORTER, suffix=""), "Fp8Exporter(suffix=''): "),
+    (lambda: weightsync.MegatronExporter(MODULE, [MODULE]), "MegatronExporter(bridge=<Linear>): an AutoBr"),
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 
