@@ -34,6 +34,11 @@ WeightSyncError            everything this library raises on purpose
  |       `- BarrierTimeout  ranks did not come to a barrier within its bound
  |- MemoryShort            the other side of a device lacks memory that this process uses
  |- RaisedElsewhere        another rank raised it; this one is told
+ |- SnapshotError          the trainer's weights cannot be kept, or not be put back
+ |   |- VersionNotKept     nothing is kept under that number
+ |   |- LayoutChanged      what is kept does not fit what the model is now
+ |   |- WeightsInUse       they are gathered, or in the middle of a pass
+ |   `- SnapshotSpoiled    what is kept is not what was saved
  |- RoundTimedOut          a state, or the round, ran past its deadline
  |- RoundInProgress        a second round was asked for while one runs, and the policy refuses
  |- RoundCancelled         somebody cancelled the round
@@ -74,6 +79,7 @@ __all__ = [
     "EngineUnknown",
     "GuardFailed",
     "IllegalEvent",
+    "LayoutChanged",
     "LeaseEnded",
     "LedgerError",
     "LockError",
@@ -96,12 +102,16 @@ __all__ = [
     "RoundInProgress",
     "RoundTimedOut",
     "SetupError",
+    "SnapshotError",
+    "SnapshotSpoiled",
     "StaleSession",
     "SyncFailed",
     "TableError",
     "TransportError",
+    "VersionNotKept",
     "WeightSyncError",
     "WeightsGone",
+    "WeightsInUse",
     "WorldMismatch",
 ]
 
@@ -256,6 +266,26 @@ class MemoryShort(WeightSyncError):
 
 class RaisedElsewhere(WeightSyncError):
     """The error was raised on another rank, which has the object; here are its kind and its text."""
+
+
+class SnapshotError(WeightSyncError):
+    """The trainer's weights cannot be kept, or not be put back."""
+
+
+class VersionNotKept(SnapshotError):
+    """Nothing is kept under that number."""
+
+
+class LayoutChanged(SnapshotError):
+    """What is kept does not fit what the model is now: names, shapes, dtypes, or who has which part."""
+
+
+class WeightsInUse(SnapshotError):
+    """The weights are gathered (``summon_full_params``), or the model is in the middle of a pass."""
+
+
+class SnapshotSpoiled(SnapshotError):
+    """What is kept is not what was saved: somebody wrote to it."""
 
 
 class RoundTimedOut(WeightSyncError):

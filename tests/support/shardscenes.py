@@ -1,0 +1,305 @@
+"""What the two ranks of ``shardkit`` are told to do, each as one function that both of them run."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weightsync.fsm.errors import WeightSyncError
+from weightsync.handlers import forms, snapshots
+from weightsync.handlers.snapshots import Snapshots
+from weightsync.handlers.votes import RankVotes
+
+BATCH = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Stage:
+    """A rank, for one scene: the votes of its own, and what it makes."""
+
+    def __init__(self, rank: int, store: Any, name: str) -> None:
+        self.rank, self.store, self.name = rank, store, name
+        self._open: list[Any] = []
+
+    def votes(self, limit: float = 20.0, name: str = "") -> RankVotes:
+        """Of both ranks."""
+        votes = RankVotes(self.store, self.rank, 2, name=f"{self.name}{name}", limit=limit)
+        self._open.append(votes)
+        return votes
+
+    def keeper(self, model: torch.nn.Module, limit: float = 20.0, **how: Any) -> Snapshots:
+        """Of this model's versions."""
+        kept = Snapshots(model, votes=self.votes(limit), **how)
+        self._open.append(kept)
+        return kept
+
+    def close(self) -> None:
+        """The scene is over."""
+        for each in self._open:
+            each.close()
+
+
+class Net(torch.nn.Module):
+    """A small policy, with a buffer that changes in training; shards of its units are uneven, and empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first = torch.nn.Linear(4, 8)
+        self.middle = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+        self.head = torch.nn.Linear(8, 3)
+        self.value = torch.nn.Linear(8, 1)  # of one row: one rank has none of it
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Something of every parameter."""
+        if self.training:
+            self.seen.add_(1)
+        inner = self.middle(self.first(x))
+        return torch.log_softmax(self.head(inner) + self.value(inner).cos(), dim=-1) * self.value(inner).cos()
+
+
+def made(form: str) -> torch.nn.Module:
+    """A model of that form."""
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel as FSDP,
+        MixedPrecision,
+        ShardingStrategy,
+        fully_shard,
+    )
+
+    net = Net()
+    if form == "plain":
+        return net
+    if form == "dtensor":
+        fully_shard(net.middle)
+        fully_shard(net)
+        return net
+    how: dict[str, Any] = {"device_id": torch.device("cpu"), "use_orig_params": form != "flat"}
+    if form == "kept":
+        how["sharding_strategy"] = ShardingStrategy.SHARD_GRAD_OP
+    if form == "mixed":
+        how["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that FSDP1 is an old one
+        net.middle = FSDP(net.middle, **how)
+        return FSDP(net, **how)
+
+
+class Trainer:
+    """A model that learns; what it says is read in evaluation."""
+
+    def __init__(self, form: str) -> None:
+        self.model = made(form)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+
+    def train(self, step: int) -> float:
+        """One step."""
+        self.model.train()
+        loss = -(self.model(BATCH + step / 10)[:, step % 3]).float().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss)
+
+    def says(self) -> list[list[float]]:
+        """What it makes of the same inputs each time; the model is not resharded after it."""
+        self.model.eval()
+        with torch.no_grad():
+            return self.model(BATCH).float().tolist()  # type: ignore[no-any-return]
+
+
+def held(model: torch.nn.Module, *, buffers: bool = False) -> str:
+    """The digest of this rank's bytes, of its shards; reading them reshards, so a pass may have to follow."""
+    content = hashlib.sha256()
+    for each in forms.shards_of(model, buffers=buffers):
+        content.update(each.shard.name.encode())
+        content.update(each.tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+def told(work: Callable[[], object]) -> str:
+    """The error of ``work``, in a line."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - it is told
+        notes = "".join(f" [{note}]" for note in getattr(error, "__notes__", ()))
+        return f"{type(error).__name__}: {error}{notes}"
+    return "no error"
+
+
+# -- good ways ----------------------------------------------------------------------------------------------
+
+
+def round_trip(stage: Stage, form: str, buffers: bool) -> dict[str, Any]:
+    """Save, train on, load: bytes, and what the very next pass says. The model is gathered whenever it can be."""
+    trainer = Trainer(form)
+    model, kept = trainer.model, stage.keeper(trainer.model, buffers=buffers)
+    kept.save(0)  # before any pass
+    trainer.train(1)
+    first = held(model, buffers=buffers), trainer.says()
+    snapshot = kept.save(1)
+    trainer.train(2)
+    second = held(model, buffers=buffers), trainer.says()
+    loaded = kept.load(1)
+    says = trainer.says()
+    shards = snapshot.layout.shards
+    return {
+        "first": first, "second": second, "after": (held(model, buffers=buffers), says),
+        "names": loaded.names, "sizes": [each.nbytes for each in shards],
+        "forms": sorted({each.form.name for each in shards}),
+    }  # fmt: skip
+
+
+def two_versions(stage: Stage, form: str, block: bool) -> dict[str, Any]:
+    """Four steps, with the first version's words in each; and a twin that keeps nothing."""
+    trainer, twin = Trainer(form), Trainer(form)
+    kept = stage.keeper(trainer.model)
+    old, new, losses = [], [], []
+    for step in range(1, 5):
+        losses.append((trainer.train(step), twin.train(step)))
+        trainer.says()  # gathered, and nobody reshards it by hand
+        if step == 1:
+            kept.save(1)
+            old.append(trainer.says())
+        elif block:
+            with kept.version(1):
+                old.append(trainer.says())
+        else:
+            kept.save(step)
+            kept.load(1)
+            old.append(trainer.says())
+            kept.load(step)
+            kept.clear(step)
+        new.append((trainer.says(), twin.says()))
+    return {
+        "old": old, "new": new, "losses": losses, "held": (held(trainer.model), held(twin.model)),
+        "versions": kept.versions,
+    }  # fmt: skip
+
+
+def written_to(stage: Stage, form: str) -> dict[str, Any]:
+    """What is kept is not the live memory, whatever is done to that in place."""
+    trainer = Trainer(form)
+    trainer.train(1)
+    kept = stage.keeper(trainer.model)
+    before = held(trainer.model)
+    kept.save(1)
+    for each in forms.shards_of(trainer.model):
+        each.tensor.fill_(3.0)
+    spoiled = held(trainer.model)
+    kept.load(1)
+    return {"before": before, "spoiled": spoiled, "after": held(trainer.model)}
+
+
+def cycles(stage: Stage, form: str) -> list[tuple[int, int, int]]:
+    """Twenty times save, be another version, load and clear: host memory, allocations, versions."""
+    trainer = Trainer(form)
+    kept = stage.keeper(trainer.model)
+    kept.save(0)
+    seen = []
+    for step in range(1, 21):
+        kept.save(step)
+        with kept.version(0):
+            pass
+        kept.load(step)
+        kept.clear(step)
+        kept.clear(step)
+        kept.save(0)
+        seen.append((kept.nbytes, kept.allocations, len(kept.versions)))
+    kept.close()
+    return [*seen, (kept.nbytes, 0, len(kept.versions))]
+
+
+def replaced(stage: Stage, form: str) -> dict[str, Any]:
+    """A parameter was given other memory by hand: its values are what is kept, and a load is not undone."""
+    trainer = Trainer(form)
+    trainer.train(1)
+    kept = stage.keeper(trainer.model)
+    for parameter in trainer.model.parameters():
+        parameter.data = parameter.data.clone() + 1
+    kept.save(1)
+    one = trainer.says()
+    for parameter in trainer.model.parameters():
+        parameter.data = parameter.data.clone() + 1
+    other = trainer.says()
+    for parameter in trainer.model.parameters():
+        parameter.data = parameter.data.clone() + 1
+    kept.load(1)
+    return {"one": one, "other": other, "after": trainer.says()}
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+def summoned(stage: Stage, form: str) -> dict[str, Any]:
+    """Inside summon_full_params."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    trainer = Trainer(form)
+    trainer.train(1)
+    kept = stage.keeper(trainer.model)
+    kept.save(1)
+    with FSDP.summon_full_params(trainer.model):
+        errors = [told(lambda: kept.save(2)), told(lambda: kept.load(1)), told(kept.version(1).__enter__)]
+    return {"errors": errors, "versions": kept.versions, "after": told(lambda: kept.load(1))}
+
+
+def one_rank_differs(stage: Stage, form: str, how: str) -> dict[str, Any]:
+    """Rank 1 alone has another model than it saved, no such version, or a spoiled copy."""
+    trainer = Trainer(form)
+    trainer.train(1)
+    model, kept = trainer.model, stage.keeper(trainer.model)
+    kept.save(1)
+    trainer.train(2)
+    before = held(model)
+    if stage.rank == 1:
+        _differ(kept, model, how)
+    error = told(lambda: kept.load(1))
+    entered = told(kept.version(1).__enter__)
+    if stage.rank == 1 and how == "name":
+        del model.extra
+    return {"error": error, "entered": entered, "same": held(model) == before}
+
+
+def _differ(kept: Snapshots, model: torch.nn.Module, how: str) -> None:
+    if how == "unknown":
+        kept.clear(1)
+    elif how == "spoiled":
+        next(each for each in kept._kept[1][1].octets if len(each)).view(torch.uint8)[0] ^= 1
+    elif how == "name":
+        model.extra = torch.nn.Parameter(torch.zeros(2))
+    else:
+        shards = forms.shards_of
+
+        def other(*args: Any, **more: Any) -> Any:
+            found = shards(*args, **more)
+            if how == "raises":
+                raise OSError("no memory")
+            first = found[0]
+            changed = {"shape": (1, 2), "dtype": "float64", "place": "elsewhere", "ranks": 4}[how]
+            return [type(first)(_with(first.shard, how, changed), first.tensor), *found[1:]]
+
+        kept.model = model
+        _PATCHED.append(shards)
+        snapshots.shards_of = other
+
+
+_PATCHED: list[Any] = []
+
+
+def _with(shard: Any, what: str, value: object) -> Any:
+    from dataclasses import replace
+
+    return replace(shard, **{what: value})
+
+
+def mended() -> None:
+    """What a scene has changed in its process is as it was."""
+    if _PATCHED:
+        snapshots.shards_of = _PATCHED.pop()
