@@ -10,7 +10,6 @@ Each shard has a checksum, taken from the copy when it is complete. It finds who
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ _SPARE = 1
 class Slot:
     """One copy."""
 
-    __slots__ = ("__weakref__", "_sums", "kind", "octets")
+    __slots__ = ("_sums", "kind", "octets")
 
     def __init__(self, kind: tuple[tuple[int, bool], ...]) -> None:
         import torch
@@ -91,7 +90,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: list[Slot] = []
-        self._all: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._all: list[Slot] = []
         self.made = 0
         """How many were ever allocated."""
 
@@ -109,19 +108,22 @@ class Slots:
         if slot is not None:
             self._free.remove(slot)
             return slot
-        self._free.clear()  # of another model than there is now, or none
+        self._all = [each for each in self._all if each not in self._free]  # they fit no more
+        self._free.clear()
         slot = Slot(kind)
-        self._all.add(slot)
+        self._all.append(slot)
         self.made += 1
         return slot
 
     def keep_only(self, needed: Sequence[Slot]) -> None:
         """Whatever else there is may be used again; what would be too much of it is let go of."""
-        self._free = [slot for slot in self._all if all(slot is not each for each in needed)][:_SPARE]
+        self._free = [slot for slot in self._all if slot not in needed][-_SPARE:]
+        self._all = [slot for slot in self._all if slot in needed or slot in self._free]
 
     def close(self) -> None:
-        """Let go of what waits."""
+        """Let go of all of them."""
         self._free.clear()
+        self._all.clear()
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

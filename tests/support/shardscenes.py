@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from weightsync.fsm.errors import WeightSyncError
 from weightsync.handlers import forms, snapshots
+from weightsync.handlers.holding import Holding
 from weightsync.handlers.snapshots import Snapshots
 from weightsync.handlers.votes import RankVotes
 
@@ -197,39 +197,46 @@ def written_to(stage: Stage, form: str) -> dict[str, Any]:
     return {"before": before, "spoiled": spoiled, "after": held(trainer.model)}
 
 
-def cycles(stage: Stage, form: str) -> list[tuple[int, int, int]]:
-    """Twenty times save, be another version, load and clear: host memory, allocations, versions."""
+def cycles(stage: Stage, form: str) -> dict[str, list[tuple[int, int, int]]]:
+    """Twenty times of each way to be an older version: host memory, allocations, and how many versions."""
     trainer = Trainer(form)
     kept = stage.keeper(trainer.model)
     kept.save(0)
-    seen = []
+    words, blocks = [], []
     for step in range(1, 21):
         kept.save(step)
-        with kept.version(0):
-            pass
+        kept.load(0)
         kept.load(step)
         kept.clear(step)
         kept.clear(step)
         kept.save(0)
-        seen.append((kept.nbytes, kept.allocations, len(kept.versions)))
+        words.append((kept.nbytes, kept.allocations, len(kept.versions)))
+    for _ in range(20):
+        with kept.version(0):
+            pass
+        blocks.append((kept.nbytes, kept.allocations, len(kept.versions)))
+    one = kept[0].nbytes
     kept.close()
-    return [*seen, (kept.nbytes, 0, len(kept.versions))]
+    return {"words": words, "blocks": blocks, "closed": [(kept.nbytes, 0, len(kept.versions))], "one": one}
 
 
 def replaced(stage: Stage, form: str) -> dict[str, Any]:
-    """A parameter was given other memory by hand: its values are what is kept, and a load is not undone."""
+    """Parameters were given other memory by hand: their values are what is kept, and no load is undone."""
     trainer = Trainer(form)
     trainer.train(1)
     kept = stage.keeper(trainer.model)
-    for parameter in trainer.model.parameters():
-        parameter.data = parameter.data.clone() + 1
+
+    def replace_all(by: float) -> None:
+        held(trainer.model)  # what is set while a unit is gathered is lost to FSDP itself
+        for parameter in trainer.model.parameters():
+            parameter.data = parameter.data.clone() + by
+
+    replace_all(1)
     kept.save(1)
     one = trainer.says()
-    for parameter in trainer.model.parameters():
-        parameter.data = parameter.data.clone() + 1
+    replace_all(2)
     other = trainer.says()
-    for parameter in trainer.model.parameters():
-        parameter.data = parameter.data.clone() + 1
+    replace_all(3)
     kept.load(1)
     return {"one": one, "other": other, "after": trainer.says()}
 
@@ -271,35 +278,133 @@ def _differ(kept: Snapshots, model: torch.nn.Module, how: str) -> None:
     if how == "unknown":
         kept.clear(1)
     elif how == "spoiled":
-        next(each for each in kept._kept[1][1].octets if len(each)).view(torch.uint8)[0] ^= 1
+        next(each for each in kept._kept[1][1].octets if len(each))[0] ^= 1
     elif how == "name":
         model.extra = torch.nn.Parameter(torch.zeros(2))
     else:
-        shards = forms.shards_of
-
-        def other(*args: Any, **more: Any) -> Any:
-            found = shards(*args, **more)
-            if how == "raises":
-                raise OSError("no memory")
-            first = found[0]
-            changed = {"shape": (1, 2), "dtype": "float64", "place": "elsewhere", "ranks": 4}[how]
-            return [type(first)(_with(first.shard, how, changed), first.tensor), *found[1:]]
-
-        kept.model = model
-        _PATCHED.append(shards)
-        snapshots.shards_of = other
+        _bend(how)
 
 
-_PATCHED: list[Any] = []
+def _bend(how: str) -> None:
+    """The first shard of this rank is another one; or there is an error in looking for it."""
+
+    def other(*args: Any, **more: Any) -> Any:
+        if how == "raises":
+            raise OSError("no memory")
+        first, *rest = shards(*args, **more)
+        changed: Any = {"shape": (1, 2), "dtype": "float64", "place": "elsewhere", "parts": ("w[3]",)}[how]
+        return [Holding(replace(first.shard, **{how: changed}), first.tensor), *rest]
+
+    shards = forms.shards_of
+    _patch(snapshots, "shards_of", other)
 
 
-def _with(shard: Any, what: str, value: object) -> Any:
-    from dataclasses import replace
+def one_rank_cannot_write(stage: Stage, form: str, rank: int) -> dict[str, Any]:
+    """The write fails on one rank, after the other one's."""
+    trainer = Trainer(form)
+    trainer.train(1)
+    model, kept = trainer.model, stage.keeper(trainer.model)
+    kept.save(1)
+    one = held(model)
+    trainer.train(2)
+    two = held(model)
+    _fail_once(stage.rank == rank)
+    entered = told(kept.version(1).__enter__)
+    back = held(model) == two
+    _fail_once(stage.rank == rank)
+    loaded = told(lambda: kept.load(1))
+    saved = told(lambda: kept.save(2))
+    again = told(lambda: kept.load(1))
+    return {
+        "entered": entered, "back": back, "loaded": loaded, "saved": saved, "again": again,
+        "whole": held(model) == one, "saved again": told(lambda: kept.save(2)),
+    }  # fmt: skip
 
-    return replace(shard, **{what: value})
+
+def _fail_once(here: bool) -> None:
+    right = snapshots.write
+
+    def fails(pairs: Any) -> None:
+        snapshots.write = right
+        right(list(pairs)[:1])  # a part of it
+        raise OSError("the device is gone")
+
+    if here:
+        snapshots.write = fails
+
+
+def block_that_ends(stage: Stage, form: str, rank: int, how: str) -> dict[str, Any]:
+    """A block of ``version`` that is left by an error or an interrupt, on one rank or on both."""
+    trainer, twin = Trainer(form), Trainer(form)
+    kept = stage.keeper(trainer.model)
+    trainer.train(1), twin.train(1)
+    kept.save(1)
+    trainer.train(2), twin.train(2)
+    errors: dict[str, Any] = {"error": OSError("in the block"), "interrupt": KeyboardInterrupt()}
+    ended = errors.get(how)
+
+    def block() -> None:
+        with kept.version(1):
+            trainer.says()
+            if how == "pass":
+                trainer.model.eval()
+                trainer.model(torch.zeros(3, 5))  # of another width: it raises in the middle of the pass
+            if how == "trains":
+                trainer.train(3)
+            if stage.rank >= rank and ended is not None:
+                raise ended
+
+    try:
+        block()
+        what = "no error"
+    except BaseException as error:  # noqa: BLE001 - it is told
+        what = f"{type(error).__name__}, {'the very one' if error is ended else 'another'}"
+    same = held(trainer.model) == held(twin.model)
+    return {"what": what, "same": same, "says": trainer.says() == twin.says(), "loans": len(kept._loans)}
+
+
+def one_is_missing(stage: Stage, form: str) -> dict[str, Any]:
+    """Rank 1 does not come to a load; and then both do."""
+    trainer = Trainer(form)
+    kept = stage.keeper(trainer.model, limit=1.0 if stage.rank == 0 else 20.0)
+    kept.save(1)
+    trainer.train(1)
+    before = held(trainer.model)
+    error = told(lambda: kept.load(1)) if stage.rank == 0 else ""
+    same = held(trainer.model) == before
+    dist.barrier()
+    if stage.rank == 0:
+        kept._votes.limit = 20.0  # type: ignore[attr-defined]
+    return {"error": error, "same": same, "after": told(lambda: kept.load(1))}
+
+
+def out_of_step(stage: Stage) -> list[str]:
+    """One rank loads what the other one saves."""
+    kept = stage.keeper(Trainer("plain").model)
+    kept.save(1)
+    return [told(lambda: kept.load(1) if stage.rank else kept.save(2)), told(lambda: kept.load(1))]
+
+
+def alone(stage: Stage, form: str, said: str | None) -> str:
+    """A sharded model without votes, or of another form than is said."""
+    votes = stage.votes() if said else None
+    return told(lambda: Snapshots(made(form), votes=votes, form=said).save(1))
+
+
+def inner(stage: Stage, form: str) -> str:
+    """A part of a wrapped model, without its unit."""
+    return told(lambda: Snapshots(made(form).module, votes=stage.votes()).save(1))
+
+
+_PATCHED: list[tuple[Any, str, Any]] = []
+
+
+def _patch(module: Any, name: str, value: Any) -> None:
+    _PATCHED.append((module, name, getattr(module, name)))
+    setattr(module, name, value)
 
 
 def mended() -> None:
     """What a scene has changed in its process is as it was."""
-    if _PATCHED:
-        snapshots.shards_of = _PATCHED.pop()
+    while _PATCHED:
+        setattr(*_PATCHED.pop())
