@@ -1,9 +1,9 @@
 """What a rank holds of the trainer's weights, as a value: the shards, their forms, and where each belongs.
 
-A *shard* is a tensor in this rank's memory: a whole parameter, this rank's part of one, or its part of several
-that FSDP1 has made one flat parameter of. Its *place* says which part that is, and its *parts* what it is made
-of. Bytes fit only where names, dtypes, shapes, places and parts are all the same; a shape alone does not say
-it: two ranks that swapped their halves hold the same shapes.
+A *shard* is a tensor in this rank's memory: a whole parameter, its part of one, or its part of several that
+FSDP1 has made one flat parameter of. Its *place* says which part that is, and its *parts* what it is made of.
+Bytes fit only where names, dtypes, shapes, places and parts are all the same; a shape alone does not say it:
+two ranks that swapped their halves hold the same shapes.
 """
 
 from __future__ import annotations

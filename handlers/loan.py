@@ -1,4 +1,4 @@
-"""What is owed while a model is another version for a while, and how work is finished in spite of an interrupt."""
+"""What is owed while a model is another version for a while; and to finish in spite of an interrupt."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Memory of the host for one whole copy of a rank's shards, made once and used again.
 
 A *slot* is such a copy, as plain bytes, a tensor for each shard. Its memory is its own: nothing of the model
-is in it. What is given back waits for the next copy of the same sizes, so that a trainer which keeps and drops
-a version in each step allocates nothing after the first ones. Where the shards are on a GPU the memory is
-pinned, and copies go at the speed of the bus; torch makes pinned memory in powers of two.
+is in it. What is given back waits for the next copy of the same sizes, so that a trainer which keeps and
+drops a version in each step allocates nothing after the first ones. Where the shards are on a GPU the memory
+is pinned, and copies go at the speed of the bus; torch makes pinned memory in powers of two.
 
 Each shard has a checksum, taken from the copy when it is complete. It finds who wrote to a copy by accident.
 """
@@ -66,9 +66,7 @@ class Slot:
         """
         for name, octets, known in zip(names, self.octets, self._sums, strict=False):
             if _sum(octets) != known:
-                raise SnapshotSpoiled(
-                    f"the kept copy of {name!r} is not what was saved: somebody wrote to it"
-                )
+                raise SnapshotSpoiled(f"what is kept of {name!r} is not what was saved: somebody wrote to it")
 
 
 def write(pairs: Iterable[tuple[Holding, torch.Tensor]]) -> None:

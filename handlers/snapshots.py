@@ -15,7 +15,7 @@ A write that has begun is finished, whatever interrupts it; the interrupt is rai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
@@ -138,6 +138,12 @@ class Snapshots:
         """
         return self._of(version)[0]
 
+    def shares(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether all of these lie in the model's own memory."""
+        own = {*self.model.parameters(), *self.model.buffers()}
+        places = {each.untyped_storage().data_ptr() for each in own}
+        return all(each.untyped_storage().data_ptr() in places for each in tensors if each.numel())
+
     @property
     def world_size(self) -> int:
         """How many ranks keep these weights together."""
@@ -193,8 +199,7 @@ class Snapshots:
         what = f"the load of version {version}"
         with self._turn:
             pairs, loaded = self._agree(what, lambda: self._fit(version))
-            self._torn = f"since {what} was not completed"
-            interrupt = self._do(what, lambda: write(pairs))
+            interrupt = self._do(what, lambda: self._overwrite(what, pairs))
             self._torn = ""
         if interrupt is not None:
             raise interrupt
@@ -259,8 +264,8 @@ class Snapshots:
         if self._loans:
             now = self._loans[-1].version
             raise SnapshotError(
-                f"{what} inside version({now}): the weights are those of version {now}, and others when it is "
-                f"left; leave it first"
+                f"{what} inside version({now}): until that is left, the weights are those of version {now}; "
+                "leave it first"
             )
 
     def _make_room(self, room: Loan) -> None:
@@ -296,6 +301,10 @@ class Snapshots:
         untouched = tuple(name for name in here if name not in kept)
         loaded = Loaded(version, names, skipped, untouched)
         return [(here[name], kept[name]) for name in names], loaded
+
+    def _overwrite(self, what: str, pairs: Pairs) -> None:
+        self._torn = f"since {what} was not completed"
+        write(pairs)
 
     # -- keeping ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """A vote of all ranks: either every one of them may go on, or each is told why not.
 
 Before anything is written, and once more when it is, each rank says whether it could. Rank 0 *calls* a vote,
-the others answer that call, and its verdict names the answers it counted. So no word of an older vote, of an
-older run in the same store, or of a rank that has given up meanwhile is taken for an answer: who is late for
-a call does not find its own answer in the verdict, and waits for the next one.
+the others answer a call that is not judged yet, and a good verdict names the answers it counted. So no word
+of an older vote, of an older run in the same store, or of a rank that has given up is taken for an answer:
+who finds a call that is judged is too late for it, and waits for the next one.
 
 Nobody waits in the store, and each wait is bounded by ``limit``. A rank that gives up says so, so that the
 others need not wait for it as long.
@@ -105,7 +105,7 @@ class RankVotes(RankStore):
         self._count = 0
         self._judged: list[str] = []
         self._met: dict[int, str] = {}  # the answers of the last good vote, for rank 0
-        self._over = ""  # the last call that had a verdict, for the others
+        self._over = ""  # the last call that was judged when it was found, for the others
 
     def vote(self, what: str, error: BaseException | None) -> None:
         """Come to the vote on ``what``. See :class:`Votes`.
@@ -197,13 +197,14 @@ class RankVotes(RankStore):
             call = self.read("call")
             # Rank 0 may have judged this vote and called the next one: the verdict is looked at last.
             verdict = self.read("verdict", answered) if answered else None
-            if verdict is not None and answer in verdict[0]:
-                self._over = answered
+            if verdict is not None and (verdict[1] or answer in verdict[0]):
                 return dict(verdict[1])
             if call is not None and call[0] not in (answered, self._over):
-                answered = call[0]
-                self.write([answered, answer, what, told], "answer", self.rank)
-                continue
+                if self.read("verdict", call[0]) is None:
+                    answered = call[0]
+                    self.write([answered, answer, what, told], "answer", self.rank)
+                    continue
+                self._over = call[0]
             if time.monotonic() >= end:
                 raise RankLost(f"rank 0 of the trainer gave no verdict on {what!r} within {self.limit:g} s")
             time.sleep(_GLANCE)

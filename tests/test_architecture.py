@@ -41,7 +41,10 @@ LAYERS = {
     "diagrams": Layer(knows=frozenset({"diagrams", "fsm"})),
 }
 
-ALSO_IN = {PurePosixPath("transports/object_store.py"): frozenset({"ray"})}
+ALSO_IN = {
+    PurePosixPath("transports/object_store.py"): frozenset({"ray"}),
+    PurePosixPath("handlers/slots.py"): frozenset({"xxhash"}),  # of whole copies
+}
 """Packages that one module may use beside those of its layer."""
 
 ONLY_IN = {

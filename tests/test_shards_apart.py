@@ -29,7 +29,7 @@ def on_both(seen: list[dict[str, Any]], key: str) -> list[Any]:
 @pytest.mark.parametrize("buffers", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_loaded_is_what_was_saved(pair: Pair, form: str, buffers: bool) -> None:
-    """Bit for bit on each rank, also where it holds nothing of a parameter; and the very next pass uses it."""
+    """Bit for bit on each rank, also where it has nothing of a parameter; and the very next pass uses it."""
     seen = pair.play("round_trip", form=form, buffers=buffers)
     for each in seen:
         assert each["first"] != each["second"], "training changed nothing, so nothing is shown"
@@ -152,7 +152,9 @@ def test_a_write_that_fails_on_one_rank_fails_on_all(pair: Pair, form: str, rank
 def test_a_rank_that_does_not_come_is_named(pair: Pair) -> None:
     """Within the limit; nothing is written without it, and both may come again."""
     first, second = pair.play("one_is_missing", form="dtensor")
-    assert first["error"].startswith("RankLost: rank 1 of the trainer did not come to 'the load of version 1'")
+    assert first["error"].startswith(
+        "RankLost: rank 1 of the trainer did not come to 'the load of version 1'"
+    )
     assert first["same"]
     assert (first["after"], second["after"]) == ("no error", "no error")
 

@@ -63,8 +63,11 @@ if TYPE_CHECKING:
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.ray_store import RayStore as RayStore
     from .handlers.retention import Retention as Retention
+    from .handlers.rollback import Rollback as Rollback
+    from .handlers.snapshots import Snapshots as Snapshots
     from .handlers.toggle import Toggle as Toggle
     from .handlers.toggle import expandable_segments as expandable_segments
+    from .handlers.votes import RankVotes as RankVotes
     from .ray_receiver import RayReceiver as RayReceiver
     from .ray_receiver import ray_engine as ray_engine
     from .sync import Pending as Pending
@@ -113,18 +116,21 @@ _HOME = {
     "RankError": ".fsm.errors",
     "RankFailed": ".fsm.errors",
     "RankLost": ".fsm.errors",
+    "RankVotes": ".handlers.votes",
     "RayEngine": ".handlers.ray_engine",
     "RayLock": ".handlers.ray_lock",
     "RayReceiver": ".ray_receiver",
     "RayStore": ".handlers.ray_store",
     "ReceiptRefused": ".fsm.errors",
     "Retention": ".handlers.retention",
+    "Rollback": ".handlers.rollback",
     "RoundCancelled": ".fsm.errors",
     "RoundInProgress": ".fsm.errors",
     "RoundResult": ".fsm.results",
     "RoundTimedOut": ".fsm.errors",
     "SetupError": ".fsm.errors",
     "SharedMemoryTransport": ".transports.shm",
+    "Snapshots": ".handlers.snapshots",
     "StaleVersion": ".fsm.ledger",
     "State": ".fsm.states",
     "StateLog": ".handlers.log",

@@ -24,7 +24,7 @@ DEADLINE = 60.0
 """Seconds that no scene takes; starting includes loading torch, twice, on a busy machine."""
 
 FORMS = ("flat", "original", "kept", "mixed", "dtensor", "plain")
-"""FSDP1 without and with ``use_orig_params``, not resharding after forward, in low precision; FSDP2; neither."""
+"""FSDP1 without and with ``use_orig_params``, gathered from then on, in low precision; FSDP2; neither."""
 
 
 class Pair:

@@ -1,0 +1,84 @@
+"""What a failed round can be rolled back to: the weights of the published version, while the trainer goes on.
+
+An engine that a round left dirty is brought back by a full resend of the published version, if the trainer
+still has those bytes; else it waits for the next version. As a handler of the rounds this keeps them: each
+round's weights under the round's version, before any engine is told anything. When that is published, the one
+before is given up. If the round fails, the one before stays, and its own until the next round: a round that
+failed late may have been published::
+
+    if not result.ok:
+        with snapshots.version(sync.version()):
+            sync.catch_up(step, model)
+
+Engines that are not at the published version get it, bit for bit, and the trainer has its own weights again.
+
+A trainer of several ranks saves together, and its rounds' handlers are rank 0's alone. There every rank saves
+by itself before the hand-over, and each is told by the result what was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..fsm import checks
+from ..fsm.contract import RoundView, Undo
+from ..fsm.errors import SetupError, SnapshotError
+from .snapshots import Snapshots
+
+__all__ = ["Rollback"]
+
+
+class Rollback:
+    """An executor that keeps the weights of the published version, and of the round that runs.
+
+    Args:
+        snapshots: where they are kept, of the model that is handed over. Versions under numbers of other
+            rounds are left alone.
+
+    Raises:
+        SetupError: these are none, or of several ranks.
+    """
+
+    name = "rollback"
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        checks.kind("Rollback", "snapshots", snapshots, Snapshots, "Snapshots(model) is needed")
+        if snapshots.world_size > 1:
+            raise SetupError(
+                "Rollback(snapshots): a round's handlers run on rank 0 alone, and these snapshots are of "
+                f"{snapshots.world_size} ranks: call snapshots.save(...) on each before the hand-over"
+            )
+        self._snapshots = snapshots
+        self._published: int | None = None
+        self._failed: set[int] = set()
+
+    def prepare(self, round: RoundView) -> Undo | None:
+        """Keep what the round sends. The undo leaves that to the next round, and what is published alone.
+
+        Raises:
+            SnapshotError: the round sends a private copy, so the model may be something else by now.
+        """
+        version = round.session.version
+        if version == self._published:
+            return None  # a catch-up with the published version, which is kept
+        self._refuse_copies(round)
+        self._give_up(self._failed)
+        self._snapshots.save(version)
+        return lambda: self._failed.add(version)
+
+    def clean(self, round: RoundView) -> None:
+        """It is published: what was published before is given up, and what failed since."""
+        before, self._published = self._published, round.session.version
+        self._give_up({*self._failed, *([] if before is None else [before])} - {self._published})
+
+    def _give_up(self, versions: Iterable[int]) -> None:
+        for version in tuple(versions):
+            self._snapshots.clear(version)
+        self._failed.clear()
+
+    def _refuse_copies(self, round: RoundView) -> None:
+        if not self._snapshots.shares(getattr(round.weights, "tensors", {}).values()):
+            raise SnapshotError(
+                "Rollback keeps the model as it is, and this round sends a private copy of it: hand over by "
+                "on_step_end, or begin(..., snapshot=False)"
+            )
