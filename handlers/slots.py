@@ -44,6 +44,13 @@ class Slot:
         """How much it takes."""
         return sum(nbytes for nbytes, _ in self.kind)
 
+    @property
+    def checksum(self) -> str:
+        """Of all of it; empty if it was read without."""
+        import xxhash
+
+        return xxhash.xxh3_128_hexdigest(" ".join(self._sums).encode()) if self._sums else ""
+
     def read(self, holdings: Sequence[Holding], *, checksum: bool) -> None:
         """Make it the copy of these shards."""
         import torch

@@ -48,12 +48,14 @@ class Snapshot:
         version: its number.
         layout: what its shards are, and where they belong.
         fingerprint: of the layout.
+        checksum: of the bytes; empty without ``verify``.
         nbytes: what the copy takes on this rank.
     """
 
     version: int
     layout: Layout
     fingerprint: str
+    checksum: str
     nbytes: int
 
 
@@ -316,7 +318,8 @@ class Snapshots:
         if room.slot is None:
             raise SnapshotError(f"version {room.version} has no copy")
         layout = layout_of(list(room.holdings))
-        return Snapshot(room.version, layout, layout.fingerprint, room.slot.nbytes), room.slot
+        slot = room.slot
+        return Snapshot(room.version, layout, layout.fingerprint, slot.checksum, slot.nbytes), slot
 
     def _sweep(self) -> None:
         """What nobody needs waits to be used again."""

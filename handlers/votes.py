@@ -3,7 +3,8 @@
 Before anything is written, and once more when it is, each rank says whether it could. Rank 0 *calls* a vote,
 the others answer a call that is not judged yet, and a good verdict names the answers it counted. So no word
 of an older vote, of an older run in the same store, or of a rank that has given up is taken for an answer:
-who finds a call that is judged is too late for it, and waits for the next one.
+who finds a call that is judged is too late for it. If it was the next one after the last that this rank took
+part in, and failed, that is what it came to; otherwise it waits for a newer one.
 
 Nobody waits in the store, and each wait is bounded by ``limit``. A rank that gives up says so, so that the
 others need not wait for it as long.
@@ -105,6 +106,7 @@ class RankVotes(RankStore):
         self._count = 0
         self._judged: list[str] = []
         self._met: dict[int, str] = {}  # the answers of the last good vote, for rank 0
+        self._last = ""  # the last call: made, or taken part in
         self._over = ""  # the last call that was judged when it was found, for the others
 
     def vote(self, what: str, error: BaseException | None) -> None:
@@ -136,7 +138,8 @@ class RankVotes(RankStore):
     def _call(self, call: str, what: str, error: BaseException | None) -> Mapping[str, Any]:
         """Call a vote and wait for the answers; hands back who failed, and of what."""
         answers: dict[int, list[Any]] = {0: [call, call, what, None if error is None else error_told(error)]}
-        self.write([call, what], "call")
+        self.write([call, what, self._last], "call")
+        self._last = call
         try:
             self._collect(call, what, answers)
             failed = {rank: told[3] for rank, told in answers.items() if told[3] is not None}
@@ -198,13 +201,18 @@ class RankVotes(RankStore):
             # Rank 0 may have judged this vote and called the next one: the verdict is looked at last.
             verdict = self.read("verdict", answered) if answered else None
             if verdict is not None and (verdict[1] or answer in verdict[0]):
+                self._last = answered
                 return dict(verdict[1])
             if call is not None and call[0] not in (answered, self._over):
-                if self.read("verdict", call[0]) is None:
+                verdict = self.read("verdict", call[0])
+                if verdict is None:
                     answered = call[0]
                     self.write([answered, answer, what, told], "answer", self.rank)
                     continue
                 self._over = call[0]
+                if verdict[1] and self._last and call[2] == self._last:
+                    self._last = call[0]  # the very vote that this rank comes to has failed already
+                    return dict(verdict[1])
             if time.monotonic() >= end:
                 raise RankLost(f"rank 0 of the trainer gave no verdict on {what!r} within {self.limit:g} s")
             time.sleep(_GLANCE)

@@ -124,9 +124,11 @@ def test_a_number_that_is_saved_again_stands_for_the_newer_weights() -> None:
     """In the same memory."""
     model = holder(1)
     kept = Snapshots(model)
-    kept.save(0)
+    first = kept.save(0)
     fill(model, 2)
-    kept.save(0)
+    second = kept.save(0)
+    assert second.checksum == kept[0].checksum != first.checksum
+    assert second.fingerprint == first.fingerprint
     fill(model, 3)
     kept.load(0)
     assert values(model) == values(holder(2))

@@ -1,7 +1,7 @@
 """The tests of snapshots have teeth: a fault that is brought back makes one fail.
 
-Each mutant (``snapshotmutants.py``) is tried in a test run of its own, by the very tests that guard against it.
-It dies by a failed assertion; an error of the mutant itself, or of the collection, kills nothing.
+Each mutant (``snapshotmutants.py``) is tried in a test run of its own, by the very tests that guard against
+it. It dies by a failed assertion; an error of the mutant itself, or of the collection, kills nothing.
 """
 
 import pytest

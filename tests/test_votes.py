@@ -124,6 +124,17 @@ def test_who_is_late_for_a_vote_meets_the_others_at_the_next_one(three: Three) -
     assert raised([three.vote(0), three.vote(1), late]) == [None] * 3
 
 
+def test_who_is_late_for_a_vote_that_has_failed_is_told(three: Three) -> None:
+    """At once, if it took part in the one before; and it finds the next one."""
+    assert three.all("the first") == [None] * 3
+    three.ranks[0].limit = 0.3
+    found = raised([three.vote(0, "the second"), three.vote(1, "the second")])
+    three.ranks[0].limit = 20.0
+    (late,) = raised([three.vote(2, "the second")])
+    assert [str(each) for each in (*found, late)] == [str(found[0])] * 3
+    assert three.all("the third") == [None] * 3
+
+
 def test_an_older_run_answers_nobody() -> None:
     """Its words are all still in the store."""
     store = DictStore()

@@ -6,11 +6,12 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from weightsync import FollowerSync, LocalEngine, Policy, TrainerRanks, WeightSync, receiver_for
 from weightsync.handlers import forms, slots, snapshots
 from weightsync.handlers.holding import Holding
 from weightsync.handlers.snapshots import Snapshots
@@ -54,6 +55,7 @@ class Net(torch.nn.Module):
         self.middle = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
         self.head = torch.nn.Linear(8, 3)
         self.value = torch.nn.Linear(8, 1)  # of one row: one rank has none of it
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,10 +63,11 @@ class Net(torch.nn.Module):
         if self.training:
             self.seen.add_(1)
         inner = self.middle(self.first(x))
-        return torch.log_softmax(self.head(inner) + self.value(inner).cos(), dim=-1) * self.value(inner).cos()
+        value: torch.Tensor = self.value(inner).cos()
+        return torch.log_softmax(self.head(inner) + value, dim=-1) * value
 
 
-def made(form: str) -> torch.nn.Module:
+def made(form: str) -> Any:
     """A model of that form."""
     from torch.distributed.fsdp import (
         FullyShardedDataParallel,
@@ -95,7 +98,7 @@ class Trainer:
     """A model that learns; what it says is read in evaluation."""
 
     def __init__(self, form: str) -> None:
-        self.model = made(form)
+        self.model: torch.nn.Module = made(form)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
 
     def train(self, step: int) -> float:
@@ -362,18 +365,69 @@ def block_that_ends(stage: Stage, form: str, rank: int, how: str) -> dict[str, A
     return {"what": what, "same": same, "says": trainer.says() == twin.says(), "loans": len(kept._loans)}
 
 
+def rolled_back(stage: Stage, form: str) -> dict[str, Any]:
+    """A round of this trainer fails on one engine; it gets the published version, and the trainer goes on."""
+    trainer, failing = Trainer(form), [False]
+    kept, ranks = stage.keeper(trainer.model), TrainerRanks(stage.store, stage.rank, 2, name=stage.name)
+    engines = [{name: torch.zeros_like(each) for name, each in gathered(trainer.model).items()} for _ in "ab"]
+
+    def fault(point: str, bucket: int) -> None:
+        if (point, bucket) == ("apply", 1) and failing[0]:
+            raise OSError("the device is gone")
+
+    links = [
+        LocalEngine(receiver_for(engine, name, stages=False, fault=fault))
+        for engine, name in zip(engines, ("e0", "e1"), strict=True)
+    ]
+    policy = Policy(on_engine_failure="quarantine", quorum=1, bucket_bytes=64)
+    sync: Any = (
+        FollowerSync(ranks, policy=policy) if stage.rank else WeightSync(links, policy=policy, ranks=ranks)
+    )
+    with sync:
+        trainer.train(1)
+        kept.save(1)
+        first = sync.on_step_end(1, gathered(trainer.model))
+        published = {name: each.tolist() for name, each in gathered(trainer.model).items()}
+        trainer.train(2)
+        kept.save(2)
+        newest, failing[0] = held(trainer.model), True
+        failed = sync.on_step_end(2, gathered(trainer.model))
+        failing[0] = False
+        dirty = [{name: each.tolist() for name, each in engine.items()} for engine in engines]
+        with kept.version(1):
+            again = sync.catch_up(2, gathered(trainer.model))
+        back = [{name: each.tolist() for name, each in engine.items()} for engine in engines]
+    leads = stage.rank == 0
+    return {
+        "ok": [first.ok, failed.ok, again.ok], "versions": [first.version, again.version],
+        "dirty": not leads or all(each != published for each in dirty),
+        "back": not leads or all(each == published for each in back),
+        "newest": held(trainer.model) == newest,
+    }  # fmt: skip
+
+
+def gathered(model: Any) -> dict[str, torch.Tensor]:
+    """Whole tensors, as a round sends them; every rank has to come to this."""
+    if not hasattr(model, "summon_full_params"):
+        return {name: each.detach().full_tensor() for name, each in model.named_parameters()}
+    with model.summon_full_params(model):
+        return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
 def one_is_missing(stage: Stage, form: str) -> dict[str, Any]:
-    """Rank 1 does not come to a load; and then both do."""
+    """Rank 1 comes too late to a load; and then both come."""
     trainer = Trainer(form)
     kept = stage.keeper(trainer.model, limit=1.0 if stage.rank == 0 else 20.0)
     kept.save(1)
     trainer.train(1)
     before = held(trainer.model)
-    error = told(lambda: kept.load(1)) if stage.rank == 0 else ""
-    same = held(trainer.model) == before
-    dist.barrier()
+    if stage.rank == 1:
+        dist.barrier()  # so it comes when rank 0 has given up
+    error = told(lambda: kept.load(1))
     if stage.rank == 0:
+        dist.barrier()
         kept._votes.limit = 20.0  # type: ignore[attr-defined]
+    same = held(trainer.model) == before
     return {"error": error, "same": same, "after": told(lambda: kept.load(1))}
 
 
@@ -392,7 +446,7 @@ def alone(stage: Stage, form: str, said: str | None) -> str:
 
 def inner(stage: Stage, form: str) -> str:
     """A part of a wrapped model, without its unit."""
-    return told(lambda: Snapshots(cast("Any", made(form)).module, votes=stage.votes()).save(1))
+    return told(lambda: Snapshots(made(form).module, votes=stage.votes()).save(1))
 
 
 _PATCHED: list[tuple[Any, str, Any]] = []

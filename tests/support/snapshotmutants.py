@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weightsync.fsm import shards
-from weightsync.handlers import form_dtensor, form_flat, loan, rollback, slots, snapshots, votes
+from weightsync.handlers import form_dtensor, form_flat, forms, loan, rollback, slots, snapshots, votes
 
 __all__ = ["MUTANTS", "install"]
 
@@ -81,7 +81,7 @@ def nobody_asks_after_writing() -> None:
 
 def a_torn_model_is_saved() -> None:
     """It is not remembered that a load failed."""
-    Changed(snapshots.Snapshots, "_overwrite", lambda self, what, pairs: snapshots.write(pairs))
+    Changed(snapshots.Snapshots, "_overwrite", lambda self, what, pairs: slots.write(pairs))
 
 
 def an_error_leaves_the_block_as_it_is() -> None:
@@ -99,7 +99,7 @@ def an_error_leaves_the_block_as_it_is() -> None:
 
 def a_pass_that_failed_keeps_the_block() -> None:
     """Its units are in the middle of it for ever."""
-    right = snapshots.shards_of
+    right = forms.shards_of
     Changed(snapshots, "shards_of", lambda model, *, buffers, ended=False: right(model, buffers=buffers))
 
 
@@ -153,15 +153,7 @@ def casts_of_older_weights_stay() -> None:
 
 def truths_are_copied_as_truths() -> None:
     """Torch makes a 1 of whatever is not 0."""
-    Changed(
-        slots,
-        "_words",
-        lambda tensor: (
-            tensor.detach().contiguous() | False
-            if tensor.dtype.is_floating_point is False and str(tensor.dtype) == "torch.bool"
-            else tensor.detach()
-        ),
-    )
+    Changed(slots, "_words", lambda tensor: tensor.detach())
 
 
 def older_verdicts_are_answers() -> None:
