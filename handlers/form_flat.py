@@ -3,8 +3,8 @@
 With ``use_orig_params`` or without, the bytes are in the unit's local shard: what the module shows as its
 parameters are views of it, perhaps empty ones. So the shard is what is kept, whole, and both ways are one.
 
-FSDP1 writes back a parameter that was given other memory when it next gathers; that is done here first, or it
-would undo a restore. A unit that was never run has not set up anything yet, and its flat parameter is the
+FSDP1 writes back a parameter that was given other memory when it next gathers; that is done here first, or
+its values would be lost. A unit that was never run has not set up anything yet, and its flat parameter is the
 shard. The names that torch gives its insides are those of 2.6 and later; FSDP1 is not developed any further.
 """
 

@@ -76,6 +76,7 @@ def test_a_dirty_engine_gets_the_published_version_while_the_trainer_goes_on() -
         two.failing = set()
         version = sync.version()
         assert version == 0
+        assert version in two.kept, "there is nothing to roll back to"
         with two.kept.version(version):
             result = sync.catch_up(1, two.model)
         assert (result.ok, result.version) == (True, 0)

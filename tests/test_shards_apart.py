@@ -27,7 +27,7 @@ def on_both(seen: list[dict[str, Any]], key: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("buffers", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "evaluated"])  # in full precision, so there are two whole copies
 def test_what_is_loaded_is_what_was_saved(pair: Pair, form: str, buffers: bool) -> None:
     """Bit for bit on each rank, also where it has nothing of a parameter; and the very next pass uses it."""
     seen = pair.play("round_trip", form=form, buffers=buffers)
@@ -66,12 +66,12 @@ def test_what_is_kept_is_no_alias(pair: Pair, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["original", "mixed", "plain"])
 def test_a_parameter_that_was_replaced_is_kept_and_put_back(pair: Pair, form: str) -> None:
-    """FSDP1 writes such a one back when it next gathers, which would undo a load."""
+    """FSDP1 notices such a one only when it next gathers."""
     for seen in pair.play("replaced", form=form):
-        assert seen["other"] != seen["one"] == seen["after"]
+        assert seen["other"] != seen["one"] == seen["twin"] == seen["after"]
 
 
-@pytest.mark.parametrize("form", ["flat", "dtensor"])
+@pytest.mark.parametrize("form", ["dtensor"])
 def test_memory_is_made_once(pair: Pair, form: str) -> None:
     """Twenty cycles of each way cost what the first one does, and closing gives all of it back."""
     for seen in pair.play("cycles", form=form):

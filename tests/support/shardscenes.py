@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,7 +87,8 @@ def made(form: str) -> Any:
     how: dict[str, Any] = {"device_id": torch.device("cpu"), "use_orig_params": form != "flat"}
     if form == "kept":
         how["sharding_strategy"] = ShardingStrategy.SHARD_GRAD_OP
-    if form == "mixed":
+    os.environ["FSDP_USE_FULL_PREC_IN_EVAL"] = str(int(form == "evaluated"))
+    if form in ("mixed", "evaluated"):
         how["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that FSDP1 is an old one
@@ -226,23 +228,24 @@ def cycles(stage: Stage, form: str) -> dict[str, Any]:
 
 def replaced(stage: Stage, form: str) -> dict[str, Any]:
     """Parameters were given other memory by hand: their values are what is kept, and no load is undone."""
-    trainer = Trainer(form)
-    trainer.train(1)
+    trainer, twin = Trainer(form), Trainer(form)
     kept = stage.keeper(trainer.model)
 
-    def replace_all(by: float) -> None:
-        held(trainer.model)  # what is set while a unit is gathered is lost to FSDP itself
-        for parameter in trainer.model.parameters():
+    def replace_all(of: Trainer, by: float) -> None:
+        held(of.model)  # what is set while a unit is gathered is lost to FSDP itself
+        for parameter in of.model.parameters():
             parameter.data = parameter.data.clone() + by
 
-    replace_all(1)
+    for each in (trainer, twin):
+        each.train(1)
+        replace_all(each, 1)
     kept.save(1)
     one = trainer.says()
-    replace_all(2)
+    replace_all(trainer, 2)
     other = trainer.says()
-    replace_all(3)
+    replace_all(trainer, 3)
     kept.load(1)
-    return {"one": one, "other": other, "after": trainer.says()}
+    return {"one": one, "twin": twin.says(), "other": other, "after": trainer.says()}
 
 
 # -- what is refused ----------------------------------------------------------------------------------------

@@ -81,7 +81,15 @@ def nobody_asks_after_writing() -> None:
 
 def a_torn_model_is_saved() -> None:
     """It is not remembered that a load failed."""
-    Changed(snapshots.Snapshots, "_overwrite", lambda self, what, pairs: slots.write(pairs))
+    right = snapshots.Snapshots._overwrite
+
+    def overwrite(self: snapshots.Snapshots, what: str, pairs: Any) -> None:
+        try:
+            right(self, what, pairs)
+        finally:
+            self._torn = ""
+
+    Changed(snapshots.Snapshots, "_overwrite", overwrite)
 
 
 def an_error_leaves_the_block_as_it_is() -> None:
@@ -148,7 +156,15 @@ def casts_of_older_weights_stay() -> None:
     """Autocast is not told."""
     import torch
 
-    Changed(torch, "clear_autocast_cache", lambda: None)
+    def write(pairs: Any) -> None:
+        clear = torch.clear_autocast_cache
+        Changed(torch, "clear_autocast_cache", lambda: None)
+        try:
+            slots.write(pairs)
+        finally:
+            Changed(torch, "clear_autocast_cache", clear)
+
+    Changed(snapshots, "write", write)
 
 
 def truths_are_copied_as_truths() -> None:
