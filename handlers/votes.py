@@ -3,8 +3,8 @@
 Before anything is written, and once more when it is, each rank says whether it could. Rank 0 *calls* a vote,
 the others answer a call that is not judged yet, and a good verdict names the answers it counted. So no word
 of an older vote, of an older run in the same store, or of a rank that has given up is taken for an answer:
-who finds a call that is judged is too late for it. If it was the next one after the last that this rank took
-part in, and failed, that is what it came to; otherwise it waits for a newer one.
+who finds a call that is judged is too late for it. Each call names the one before: if the one after the last
+that a rank took part in has failed without it, that is what it came to. Otherwise it waits for a newer one.
 
 Nobody waits in the store, and each wait is bounded by ``limit``. A rank that gives up says so, so that the
 others need not wait for it as long.
@@ -106,8 +106,8 @@ class RankVotes(RankStore):
         self._count = 0
         self._judged: list[str] = []
         self._met: dict[int, str] = {}  # the answers of the last good vote, for rank 0
-        self._last = ""  # the last call: made, or taken part in
-        self._over = ""  # the last call that was judged when it was found, for the others
+        self._before = ""  # the call before that, for rank 0
+        self._last = ""  # the last call: made, or taken part in and not given up
 
     def vote(self, what: str, error: BaseException | None) -> None:
         """Come to the vote on ``what``. See :class:`Votes`.
@@ -138,8 +138,8 @@ class RankVotes(RankStore):
     def _call(self, call: str, what: str, error: BaseException | None) -> Mapping[str, Any]:
         """Call a vote and wait for the answers; hands back who failed, and of what."""
         answers: dict[int, list[Any]] = {0: [call, call, what, None if error is None else error_told(error)]}
-        self.write([call, what, self._last], "call")
-        self._last = call
+        self._before, self._last = self._last, call
+        self.write([call, what, self._before], "call")
         try:
             self._collect(call, what, answers)
             failed = {rank: told[3] for rank, told in answers.items() if told[3] is not None}
@@ -156,7 +156,7 @@ class RankVotes(RankStore):
         return {str(rank): told for rank, told in failed.items()}
 
     def _judge(self, call: str, answers: Mapping[int, list[Any]], failed: Mapping[int, Any]) -> None:
-        self.write([[told[1] for told in answers.values()], failed], "verdict", call)
+        self.write([[told[1] for told in answers.values()], failed, self._before], "verdict", call)
         self._judged.append(call)
         if len(self._judged) > _KEPT:
             self.drop("verdict", self._judged.pop(0))
@@ -190,6 +190,7 @@ class RankVotes(RankStore):
         try:
             return self._await_verdict(answer, what, told)
         except BaseException as lost:
+            self._last = ""  # what fails for want of this rank is no news to it
             with suppress(RankLost):
                 self.write([answer, line_of(lost)], "gone", self.rank)
             raise
@@ -203,19 +204,32 @@ class RankVotes(RankStore):
             if verdict is not None and (verdict[1] or answer in verdict[0]):
                 self._last = answered
                 return dict(verdict[1])
-            if call is not None and call[0] not in (answered, self._over):
-                verdict = self.read("verdict", call[0])
-                if verdict is None:
+            if call is not None and call[0] not in (answered, self._last):
+                missed = self._missed(call[0], call[2])
+                if missed:
+                    return missed
+                if self.read("verdict", call[0]) is None:
                     answered = call[0]
                     self.write([answered, answer, what, told], "answer", self.rank)
                     continue
-                self._over = call[0]
-                if verdict[1] and self._last and call[2] == self._last:
-                    self._last = call[0]  # the very vote that this rank comes to has failed already
-                    return dict(verdict[1])
             if time.monotonic() >= end:
                 raise RankLost(f"rank 0 of the trainer gave no verdict on {what!r} within {self.limit:g} s")
             time.sleep(_GLANCE)
+
+    def _missed(self, call: str, before: str) -> Mapping[str, Any]:
+        """Who failed in the vote right after the last one that this rank took part in, if it is over."""
+        for _ in range(_KEPT if self._last else 0):
+            if before == self._last:
+                verdict = self.read("verdict", call)
+                if verdict is None or not verdict[1]:
+                    break
+                self._last = call
+                return dict(verdict[1])
+            earlier = self.read("verdict", before) if before else None
+            if earlier is None:
+                break
+            call, before = before, earlier[2]
+        return {}
 
 
 def _told(failed: Mapping[str, Any]) -> WeightSyncError:
