@@ -374,9 +374,10 @@ class Snapshots:
     def _write_back(self, loan: Loan) -> None:
         # A pass that the block was in the middle of is over, since the block is.
         here = shards_of(self.model, buffers=self._buffers, ended=True)
-        layout_of(list(loan.holdings)).fitting(layout_of(here), strict=True)
+        names = layout_of(list(loan.holdings)).fitting(layout_of(here), strict=True)
+        live = {each.shard.name: each for each in here}
         if loan.slot is not None:
-            write(list(zip(here, loan.slot.octets, strict=True)))
+            write([(live[name], octets) for name, octets in zip(names, loan.slot.octets, strict=True)])
 
     # -- in two votes ----------------------------------------------------------------------------------------
 

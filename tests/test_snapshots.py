@@ -281,6 +281,20 @@ def test_a_version_that_is_cleared_in_its_block_takes_no_memory_of_the_block() -
     assert values(model) == values(holder(2))
 
 
+def test_the_order_of_names_does_not_matter() -> None:
+    """Each shard gets its own bytes, also if a block has registered a parameter anew."""
+    model = Holder(a=torch.zeros(2), b=torch.ones(2))
+    kept = Snapshots(model)
+    kept.save(1)
+    with kept.version(1):
+        first = model.a
+        del model.a
+        model.a = first
+    assert dict(model.named_parameters())["a"].tolist() == [0, 0]
+    kept.load(1)
+    assert {name: each.tolist() for name, each in model.named_parameters()} == {"a": [0, 0], "b": [1, 1]}
+
+
 def test_the_first_error_of_a_block_wins() -> None:
     """That the weights could not be put back is a note of it; alone, it is the error."""
 
