@@ -261,6 +261,12 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.Fp8Exporter(EXPORTER, block=(0, 1)), "Fp8Exporter(block=0): "),
     (lambda: weightsync.Fp8Exporter(EXPORTER, suffix=""), "Fp8Exporter(suffix=''): "),
     (lambda: weightsync.MegatronExporter(MODULE, [MODULE]), "MegatronExporter(bridge=<Linear>): an AutoBr"),
+    (lambda: weightsync.Snapshots(torch.nn.Linear), "Snapshots(model=<class Linear>): a torch.nn.Module is"),  # type: ignore[arg-type]
+    (lambda: weightsync.Snapshots(MODULE, votes=RANK), "Snapshots(votes=<TrainerRanks>): RankVotes(store"),  # type: ignore[arg-type]
+    (lambda: weightsync.Snapshots(MODULE, form="fsdp"), "Snapshots(form='fsdp'): choose from 'flat', 'dt"),
+    (lambda: weightsync.RankVotes(5, 0, 1), "RankVotes(store=5): a store of torch.distributed is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.RankVotes(Store(), 0, 1, limit=0), "RankVotes(limit=0): a finite number of seconds"),
+    (lambda: weightsync.Rollback(MODULE), "Rollback(snapshots=<Linear>): Snapshots(model) is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 
