@@ -71,6 +71,12 @@ def test_a_parameter_that_was_replaced_is_kept_and_put_back(pair: Pair, form: st
         assert seen["other"] != seen["one"] == seen["twin"] == seen["after"]
 
 
+def test_what_is_gathered_ahead_is_not_used(pair: Pair) -> None:
+    """FSDP2 would take it in the next pass."""
+    for seen in pair.play("gathered_ahead"):
+        assert seen["other"] != seen["one"] == seen["after"]
+
+
 @pytest.mark.parametrize("form", ["dtensor"])
 def test_memory_is_made_once(pair: Pair, form: str) -> None:
     """Twenty cycles of each way cost what the first one does, and closing gives all of it back."""
@@ -102,6 +108,16 @@ def test_inside_summon_full_params_everything_is_refused(pair: Pair, form: str) 
         assert all(each.startswith("WeightsInUse: ") for each in seen["errors"]), seen["errors"]
         assert all("inside summon_full_params" in each for each in seen["errors"])
         assert seen["versions"] == (1,)
+        assert seen["after"] == "no error"
+
+
+@pytest.mark.parametrize("form", ["flat", "dtensor"])
+def test_in_the_middle_of_a_pass_everything_is_refused(pair: Pair, form: str) -> None:
+    """And when it is over nothing is."""
+    for seen in pair.play("in_a_pass", form=form):
+        assert len(seen["errors"]) == 2
+        assert all(each.startswith("WeightsInUse: ") for each in seen["errors"]), seen["errors"]
+        assert all("in the middle of a pass" in each for each in seen["errors"])
         assert seen["after"] == "no error"
 
 

@@ -248,6 +248,39 @@ def replaced(stage: Stage, form: str) -> dict[str, Any]:
     return {"one": one, "twin": twin.says(), "other": other, "after": trainer.says()}
 
 
+def gathered_ahead(stage: Stage) -> dict[str, Any]:
+    """A unit of FSDP2 is being gathered for the next pass when its shards are written."""
+    trainer = Trainer("dtensor")
+    trainer.train(1)
+    kept = stage.keeper(trainer.model)
+    kept.save(1)
+    one = trainer.says()
+    trainer.train(2)
+    other = trainer.says()
+    kept.save(2)  # which reshards
+    model: Any = trainer.model
+    model.unshard(async_op=True)
+    kept.load(1)
+    return {"one": one, "other": other, "after": trainer.says()}
+
+
+def in_a_pass(stage: Stage, form: str) -> dict[str, Any]:
+    """Words in the middle of a forward pass."""
+    trainer, errors = Trainer(form), list[str]()
+    trainer.train(1)
+    kept = stage.keeper(trainer.model)
+    kept.save(1)
+    inner = next(each for name, each in trainer.model.named_modules() if name.endswith("first"))
+
+    def words(*_: object) -> None:
+        errors.extend((told(lambda: kept.save(2)), told(lambda: kept.load(1))))
+
+    hook = inner.register_forward_hook(words)
+    trainer.train(2)
+    hook.remove()
+    return {"errors": errors, "after": told(lambda: kept.load(1))}
+
+
 # -- what is refused ----------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,20 @@ def units_of_fsdp2_stay_gathered() -> None:
     Changed(form_dtensor, "reshard", lambda model, *, ended: None)
 
 
+def what_is_gathered_ahead_is_used() -> None:
+    """Nobody waits for it, so the next pass does."""
+    Changed(form_dtensor, "_groups", lambda unit: [])
+
+
+def passes_may_go_on() -> None:
+    """Each looks as if it had ended."""
+    right = forms.shards_of
+    Changed(
+        snapshots, "shards_of",
+        lambda model, *, buffers, ended=False: right(model, buffers=buffers, ended=True),
+    )  # fmt: skip
+
+
 def the_copy_is_the_live_memory() -> None:
     """What is on the CPU already is not copied."""
 
@@ -226,6 +240,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (one_whole_copy_is_forgotten, f"{_APART} what_is_loaded_is_what_was_saved"),
         (what_was_replaced_is_not_written_back, f"{_APART} parameter_that_was_replaced"),
         (units_of_fsdp2_stay_gathered, f"{_APART} what_is_loaded_is_what_was_saved"),
+        (what_is_gathered_ahead_is_used, f"{_APART} gathered_ahead"),
+        (passes_may_go_on, f"{_APART} middle_of_a_pass"),
         (the_copy_is_the_live_memory, f"{_APART} no_alias"),
         (summoned_weights_are_taken, f"{_APART} summon_full_params"),
         (nobody_asks_before_writing, f"{_APART} no_rank_loads"),
