@@ -49,10 +49,7 @@ def reshard(model: torch.nn.Module, *, ended: bool) -> None:
 
 def holding(name: str, tensor: Any) -> Holding:
     """This rank's part of a DTensor."""
-    import torch
-
-    with torch.no_grad():
-        local = tensor.detach().to_local()
+    local = tensor.detach().to_local()
     mesh = tensor.device_mesh
     where = mesh.get_coordinate()
     place = f"{tuple(tensor.placements)} at {where} of mesh {mesh.mesh.tolist()} {mesh.mesh_dim_names}"

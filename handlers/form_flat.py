@@ -52,14 +52,11 @@ def reshard(found: Units, *, ended: bool) -> None:
     Raises:
         WeightsInUse: a unit is in the middle of something.
     """
-    import torch
-
     for name, unit in found:  # all of them are looked at before one is touched
         _refuse_busy(name, unit, ended=ended)
-    with torch.no_grad():
-        for name, unit in found:
-            _set_idle(unit)
-            _reshard(name, unit._handle)  # noqa: SLF001
+    for name, unit in found:
+        _set_idle(unit)
+        _reshard(name, unit._handle)  # noqa: SLF001
 
 
 def _refuse_busy(name: str, unit: Any, *, ended: bool) -> None:

@@ -53,14 +53,11 @@ class Slot:
 
     def read(self, holdings: Sequence[Holding], *, checksum: bool) -> None:
         """Make it the copy of these shards."""
-        import torch
-
         self._sums = ()
         _settle(holdings)  # what a unit gathers ahead, on a stream of its own
-        with torch.no_grad():
-            for holding, octets in zip(holdings, self.octets, strict=True):
-                words = _words(holding.tensor)
-                octets.view(words.dtype).view(words.shape).copy_(words, non_blocking=True)
+        for holding, octets in zip(holdings, self.octets, strict=True):
+            words = _words(holding.tensor)
+            octets.view(words.dtype).view(words.shape).copy_(words, non_blocking=True)
         _settle(holdings)
         if checksum:
             self._sums = tuple(_sum(octets) for octets in self.octets)
@@ -82,10 +79,9 @@ def write(pairs: Iterable[tuple[Holding, torch.Tensor]]) -> None:
 
     done = list(pairs)
     _settle([holding for holding, _ in done])
-    with torch.no_grad():
-        for holding, octets in done:
-            words = _words(holding.tensor)
-            words.copy_(octets.view(words.dtype).view(words.shape), non_blocking=True)
+    for holding, octets in done:
+        words = _words(holding.tensor)
+        words.copy_(octets.view(words.dtype).view(words.shape), non_blocking=True)
     _settle([holding for holding, _ in done])
     torch.clear_autocast_cache()  # inside autocast, the next pass would use what was cast of the old ones
 
@@ -132,7 +128,10 @@ class Slots:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as numbers that torch copies bit by bit, also where it would make a 1 of any truth."""
+    """The same memory as numbers that torch copies bit by bit, also where it would make a 1 of any truth.
+
+    It is detached, so no gradient has to be switched off, which an interrupt could leave switched off.
+    """
     import torch
 
     whole = {torch.bool: torch.uint8, torch.complex32: torch.int32}.get(tensor.dtype)

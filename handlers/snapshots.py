@@ -308,17 +308,14 @@ class Snapshots:
         self._torn = f"since {what} was not completed"
         write(pairs)
 
-    # -- keeping ---------------------------------------------------------------------------------------------
-
     def _copy(self, room: Loan) -> None:
         if room.slot is not None:
             room.slot.read(room.holdings, checksum=self._verify)
 
     def _complete(self, room: Loan) -> tuple[Snapshot, Slot]:
-        if room.slot is None:
+        slot, layout = room.slot, layout_of(list(room.holdings))
+        if slot is None:
             raise SnapshotError(f"version {room.version} has no copy")
-        layout = layout_of(list(room.holdings))
-        slot = room.slot
         return Snapshot(room.version, layout, layout.fingerprint, slot.checksum, slot.nbytes), slot
 
     def _sweep(self) -> None:
@@ -376,8 +373,8 @@ class Snapshots:
         here = shards_of(self.model, buffers=self._buffers, ended=True)
         names = layout_of(list(loan.holdings)).fitting(layout_of(here), strict=True)
         live = {each.shard.name: each for each in here}
-        if loan.slot is not None:
-            write([(live[name], octets) for name, octets in zip(names, loan.slot.octets, strict=True)])
+        octets = loan.slot.octets if loan.slot is not None else ()
+        write(zip((live[name] for name in names), octets, strict=True))
 
     # -- in two votes ----------------------------------------------------------------------------------------
 

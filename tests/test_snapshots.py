@@ -362,6 +362,7 @@ def test_an_interrupt_at_any_line_leaves_the_weights_as_they_were() -> None:
         kept.save(3)
         kept.load(1)
         assert values(model) == values(holder(1))
+        assert torch.is_grad_enabled(), f"at line {at}"
         if not came:
             break
         moments += 1
