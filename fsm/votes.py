@@ -27,15 +27,17 @@ class Meeting:
         epoch: of the round; a barrier of an older one is over.
         name: of the barrier, in the round.
         run: one life of the trainer. Epochs are compared within it.
+        title: how it is told of, if it is not one of a round.
     """
 
     round: str
     epoch: int
     name: str
     run: str = ""
+    title: str = ""
 
     def __str__(self) -> str:
-        return f"barrier {self.name!r} of round {self.round} (epoch {self.epoch})"
+        return self.title or f"barrier {self.name!r} of round {self.round} (epoch {self.epoch})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ needs a process group, nobody waits *in* the store, and nobody votes for another
 
 Rank 0 counts. What it finds it writes down as the *decision*, where only the first word counts, so that a
 rank which has run out of time and one that comes at that moment cannot see it differently. Any rank may
-decide: one that fails, stops, or has waited for its bound. Who comes to a barrier that is decided is told
-that. A barrier of an older epoch is over, also when its words are long deleted.
+decide against it: one that fails, stops, or has waited for its bound. Who comes to a barrier that is decided
+is told that. A barrier of an older epoch is over, also when its words are long deleted.
 """
 
 from __future__ import annotations
@@ -176,17 +176,26 @@ class Barrier:
         if why:
             self._decide(meeting, against(meeting, [words.rank], why))
 
-    def abort(self, meeting: Meeting, error: BaseException) -> None:
-        """Give it up: nobody passes it, if that is not decided otherwise by now."""
+    def abort(self, meeting: Meeting, error: BaseException) -> Decision | None:
+        """Give it up: nobody passes it, if that is not decided otherwise by now. Hands back what is."""
         if self._words is not None and not self.alone:
             with suppress(RankLost):
-                self._decide(meeting, against(meeting, [self._words.rank], line_of(error)))
+                return self._decide(meeting, against(meeting, [self._words.rank], line_of(error)))
+        return None
 
     def decision(self, meeting: Meeting) -> Decision | None:
         """What was decided; None if nothing is yet."""
         words = self._words
         found = None if words is None else words.read(*_path(meeting), "decision")
         return None if found is None else Decision.from_json(found)
+
+    def votes(self, meeting: Meeting) -> dict[int, Vote]:
+        """What each rank that has come has said."""
+        words = self._words
+        found = {} if words is None else {
+            rank: words.read(*_path(meeting), rank) for rank in range(self.world_size)
+        }  # fmt: skip
+        return {rank: Vote.from_json(told) for rank, told in found.items() if told is not None}
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -223,6 +232,8 @@ class Barrier:
         self._count(wait)
         found = decided(wait.meeting, wait.votes, self.world_size)
         absent = missing(wait.votes, self.world_size)
+        if found is not None and found.passed and self._rank:  # to pass it is rank 0's alone
+            found = without(wait.meeting, [0], f"it came, and has not counted after {wait.bound:g} s")
         if found is None and self._rank == 0:
             found = wait.gone(absent)
         if found is None and over:

@@ -13,10 +13,11 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..fsm.errors import RankLost
+from ..fsm import checks
+from ..fsm.errors import RankLost, SetupError
 from .workers import Workers
 
-__all__ = ["DecidingStore", "RankStore", "Store", "line_of"]
+__all__ = ["DecidingStore", "RankStore", "Store", "check_rank", "line_of"]
 
 
 class Store(Protocol):
@@ -102,3 +103,31 @@ def line_of(error: BaseException) -> str:
     """Its kind, and the first line of its text."""
     first: Iterable[str] = str(error).splitlines()
     return f"{type(error).__name__}: {next(iter(first), '')}"
+
+
+def check_rank(
+    where: str, store: object, rank: int, world_size: int, *, name: str, limit: float, silent: float
+) -> None:
+    """Whether this can be one of a trainer's ranks.
+
+    Args:
+        where: who is given these, for the error.
+        store: what the ranks are to share.
+        rank: which of them it is.
+        world_size: how many there are.
+        name: of what they share it for.
+        limit: seconds for which one may come later than another.
+        silent: seconds within which the store has to answer.
+
+    Raises:
+        SetupError: something of the wrong kind, or numbers that no trainer has.
+    """
+    if not checks.has(store, ("set", "get", "check", "delete_key")):
+        raise checks.refusal(where, "store", store, "a store of torch.distributed is needed, or one like it")
+    checks.whole(where, "world_size", world_size)
+    checks.step_of(where, "rank", rank)
+    if not rank < world_size:
+        raise SetupError(f"rank {rank} of {world_size} ranks: a number from 0 to {world_size - 1} is needed")
+    checks.text(where, "name", name)
+    for what, seconds in (("limit", limit), ("silent", silent)):
+        checks.seconds(where, what, seconds)

@@ -20,16 +20,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..fsm import checks
 from ..fsm.errors import RankLost, RoundCancelled, SetupError
 from ..fsm.exports import Outline, Standing
 from ..fsm.plan import Plan
 from ..fsm.ranks import Report, Verdict, layout
-from .rank_store import RankStore, Store, line_of
+from .rank_store import RankStore, Store, check_rank, line_of
 
 __all__ = ["Part", "Store", "TrainerRanks"]
 
-_WHERE = "TrainerRanks"
 _GLANCE = 0.01  # seconds between two looks
 _SLICE = 0.1  # seconds between two looks at whether the part is to be given up
 _KEPT = 8  # hand-overs whose words are kept, for a rank that is late, or was not there
@@ -65,19 +63,7 @@ class TrainerRanks(RankStore):
         limit: float = 60.0,
         silent: float = 10.0,
     ) -> None:
-        if not checks.has(store, ("set", "get", "check", "delete_key")):
-            raise checks.refusal(
-                _WHERE, "store", store, "a store of torch.distributed is needed, or one like it"
-            )
-        checks.whole(_WHERE, "world_size", world_size)
-        checks.step_of(_WHERE, "rank", rank)
-        if not rank < world_size:
-            raise SetupError(
-                f"rank {rank} of {world_size} ranks: a number from 0 to {world_size - 1} is needed"
-            )
-        checks.text(_WHERE, "name", name)
-        for what, seconds in (("limit", limit), ("silent", silent)):
-            checks.seconds(_WHERE, what, seconds)
+        check_rank("TrainerRanks", store, rank, world_size, name=name, limit=limit, silent=silent)
         super().__init__(store, name, rank, silent)
         self.world_size, self.limit = world_size, limit
         self._me = uuid.uuid4().hex[:12]

@@ -1,13 +1,15 @@
-"""A vote of all ranks: either every one of them may go on, or each is told why not.
+"""A vote of all ranks, one after the other: either every one of them may go on, or each is told why not.
 
-Before anything is written, and once more when it is, each rank says whether it could. Rank 0 *calls* a vote,
-the others answer a call that is not judged yet, and a good verdict names the answers it counted. So no word
-of an older vote, of an older run in the same store, or of a rank that has given up is taken for an answer:
-who finds a call that is judged is too late for it. Each call names the one before: if the one after the last
-that a rank took part in has failed without it, that is what it came to. Otherwise it waits for a newer one.
+Before anything is written, and once more when it is, each rank says whether it could. They meet at a
+:class:`.barrier.Barrier`, which is passed when all have come, with an error or without: then every rank knows
+the same errors. What is added here is which meeting it is, since there is no round that says so. Rank 0
+begins a *run* with an id of its own, in which votes are numbered, and *calls* each of them: by the run, the
+number, and what it is on. Another rank takes part in the votes of a run one by one. It begins with the first
+that it finds open, so that no word of an older run is taken for its own; one that failed without it is told
+to it as soon as it comes.
 
-Nobody waits in the store, and each wait is bounded by ``limit``. A rank that gives up says so, so that the
-others need not wait for it as long.
+Who gives up says so: it votes against the vote that it was at, or, if that is passed, against the next one,
+for which it will not be ready. So nobody waits longer for it than until then.
 """
 
 from __future__ import annotations
@@ -16,18 +18,25 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..fsm import checks
-from ..fsm.errors import RankFailed, RankLost, RanksDisagree, SetupError, WeightSyncError
+from ..fsm.errors import (
+    BarrierAborted,
+    BarrierTimeout,
+    RankFailed,
+    RankLost,
+    RanksDisagree,
+    RoundCancelled,
+    WeightSyncError,
+)
 from ..fsm.ranks import error_from, error_told
-from .rank_store import RankStore, Store, line_of
+from ..fsm.votes import Meeting, Vote
+from .barrier import Barrier
+from .rank_store import RankStore, Store, check_rank, line_of
 
 __all__ = ["Alone", "RankVotes", "Votes"]
 
-_WHERE = "RankVotes"
-_GLANCE = 0.005  # seconds between two looks
-_KEPT = 8  # verdicts, for a rank that is late
+_GLANCE = 0.005  # seconds between two looks for a call
 
 
 class Votes(Protocol):
@@ -41,7 +50,7 @@ class Votes(Protocol):
         """Come to the vote on ``what``, with the error that keeps this rank from it, if there is one.
 
         Returns only if every rank came without. Otherwise each rank raises: one that failed its own error,
-        the very object, and the others the first one's, by its kind and text.
+        the very object, and the others that of the first one, by its kind and text.
         """
 
     def close(self) -> None:
@@ -87,27 +96,18 @@ class RankVotes(RankStore):
         limit: float = 60.0,
         silent: float = 10.0,
     ) -> None:
-        if not checks.has(store, ("set", "get", "check", "delete_key")):
-            raise checks.refusal(
-                _WHERE, "store", store, "a store of torch.distributed is needed, or one like it"
-            )
-        checks.whole(_WHERE, "world_size", world_size)
-        checks.step_of(_WHERE, "rank", rank)
-        if not rank < world_size:
-            raise SetupError(
-                f"rank {rank} of {world_size} ranks: a number from 0 to {world_size - 1} is needed"
-            )
-        checks.text(_WHERE, "name", name)
-        for what, seconds in (("limit", limit), ("silent", silent)):
-            checks.seconds(_WHERE, what, seconds)
+        check_rank("RankVotes", store, rank, world_size, name=name, limit=limit, silent=silent)
         super().__init__(store, name, rank, silent)
         self.world_size, self.limit = world_size, limit
-        self._me = uuid.uuid4().hex[:12]
-        self._count = 0
-        self._judged: list[str] = []
-        self._met: dict[int, str] = {}  # the answers of the last good vote, for rank 0
-        self._before = ""  # the call before that, for rank 0
-        self._last = ""  # the last call: made, or taken part in and not given up
+        self._barrier = Barrier(self, world_size)
+        self._run = "" if rank else uuid.uuid4().hex[:12]
+        self._number = 0  # of the last vote that is over for this rank
+        self._known = not rank  # whether the run is not an older one
+
+    def close(self) -> None:
+        """There are no more votes. Idempotent."""
+        self._barrier.close()
+        super().close()
 
     def vote(self, what: str, error: BaseException | None) -> None:
         """Come to the vote on ``what``. See :class:`Votes`.
@@ -118,128 +118,112 @@ class RankVotes(RankStore):
             RanksDisagree: a rank has come to another vote.
             WeightSyncError: any other, as a rank said it.
         """
-        self._count += 1
-        mine = f"{self._me}.{self._count}"
+        if self.world_size == 1:
+            Alone().vote(what, error)
+            return
         try:
-            failed = self._call(mine, what, error) if self.rank == 0 else self._answer(mine, what, error)
-        except BaseException as lost:
+            told = self._vote(what, error)
+        except BaseException as alone:
             if error is None:
                 raise
-            error.add_note(f"and the vote on it: {line_of(lost)}")
+            error.add_note(f"and the vote on it: {line_of(alone)}")
             raise error from None
-        if not failed:
-            return
-        if error is not None:
-            raise error
-        raise _told(failed)
+        if told is not None:
+            raise told if error is None else error
 
-    # -- rank 0 ----------------------------------------------------------------------------------------------
-
-    def _call(self, call: str, what: str, error: BaseException | None) -> Mapping[str, Any]:
-        """Call a vote and wait for the answers; hands back who failed, and of what."""
-        answers: dict[int, list[Any]] = {0: [call, call, what, None if error is None else error_told(error)]}
-        self._before, self._last = self._last, call
-        self.write([call, what, self._before], "call")
+    def _vote(self, what: str, error: BaseException | None) -> WeightSyncError | None:
+        """What all ranks are told, if they may not go on."""
         try:
-            self._collect(call, what, answers)
-            failed = {rank: told[3] for rank, told in answers.items() if told[3] is not None}
-            for rank, told in answers.items():
-                if told[2] != what:
-                    text = f"rank {rank} of the trainer is at {told[2]!r}, and rank 0 at {what!r}"
-                    failed = {0: error_told(RanksDisagree(text))}
-        except BaseException as lost:
-            with suppress(RankLost):
-                self._judge(call, answers, {0: error_told(lost)})
+            told = self._counted(what, error)
+        except BaseException as alone:
+            self._leave(what, alone)
             raise
-        self._met = {} if failed else {rank: told[1] for rank, told in answers.items()}
-        self._judge(call, answers, failed)
-        return {str(rank): told for rank, told in failed.items()}
+        self._number, self._known = self._number + 1, True
+        return told
 
-    def _judge(self, call: str, answers: Mapping[int, list[Any]], failed: Mapping[int, Any]) -> None:
-        self.write([[told[1] for told in answers.values()], failed, self._before], "verdict", call)
-        self._judged.append(call)
-        if len(self._judged) > _KEPT:
-            self.drop("verdict", self._judged.pop(0))
+    def _leave(self, what: str, alone: BaseException) -> None:
+        """This rank goes on without the others: none of them is to wait for it."""
+        left = self._next(f"on {what!r}")
+        if not self._run:  # nobody has called it
+            return
+        self._number += 1
+        with suppress(RankLost):
+            found = self._barrier.abort(left, alone)
+            if found is not None and found.passed:
+                self._barrier.abort(self._next(f"after {what!r}"), alone)
 
-    def _collect(self, call: str, what: str, answers: dict[int, list[Any]]) -> None:
+    # -- which vote it is ------------------------------------------------------------------------------------
+
+    def _next(self, title: str) -> Meeting:
+        """Where the ranks vote next."""
+        return _meeting(self._run, self._number + 1, title)
+
+    def _call(self, what: str) -> str:
+        """Call the next vote, as rank 0."""
+        self.write([self._run, self._number + 1, what], "call")
+        return what
+
+    def _called(self, what: str) -> str:
+        """Wait until rank 0 has called this rank's next vote, or somebody has given it up; what it is on."""
         end = time.monotonic() + self.limit
         while True:
-            missing = [rank for rank in range(self.world_size) if rank not in answers]
-            for rank in missing:
-                told = self.read("answer", rank)
-                if told is not None and told[0] == call:
-                    answers[rank] = told
-                    continue
-                gone = self.read("gone", rank)
-                if gone is not None and gone[0] == self._met.get(rank):
-                    raise RankFailed(f"rank {rank} of the trainer has given up before {what!r}: {gone[1]}")
-            missing = [rank for rank in missing if rank not in answers]
-            if not missing:
-                return
+            run, number, asked = self.read("call") or ("", 0, "")
+            if run != self._run:
+                over = self._barrier.decision(_meeting(run, number)) is not None
+                self._run, self._number, self._known = run, number if over else number - 1, False
+            if number > self._number:
+                return str(asked) if number == self._number + 1 else what
+            if run and self._barrier.decision(self._next("")) is not None:
+                return what
             if time.monotonic() >= end:
-                raise RankLost(
-                    f"rank {missing[0]} of the trainer did not come to {what!r} within {self.limit:g} s"
-                )
+                raise RankLost(f"rank 0 of the trainer did not come to {what!r} within {self.limit:g} s")
             time.sleep(_GLANCE)
 
-    # -- the others ------------------------------------------------------------------------------------------
+    # -- counting --------------------------------------------------------------------------------------------
 
-    def _answer(self, answer: str, what: str, error: BaseException | None) -> Mapping[str, Any]:
-        """Answer the newest call, until a verdict counts the answer; hands back who failed, and of what."""
-        told = None if error is None else error_told(error)
-        try:
-            return self._await_verdict(answer, what, told)
-        except BaseException as lost:
-            self._last = ""  # what fails for want of this rank is no news to it
-            with suppress(RankLost):
-                self.write([answer, line_of(lost)], "gone", self.rank)
-            raise
-
-    def _await_verdict(self, answer: str, what: str, told: Any) -> Mapping[str, Any]:
-        end, answered = time.monotonic() + self.limit, ""
+    def _counted(self, what: str, error: BaseException | None) -> WeightSyncError | None:
+        """Come to the next vote; what all ranks are told of it, if it is not passed."""
         while True:
-            call = self.read("call")
-            # Rank 0 may have judged this vote and called the next one: the verdict is looked at last.
-            verdict = self.read("verdict", answered) if answered else None
-            if verdict is not None and (verdict[1] or answer in verdict[0]):
-                self._last = answered
-                return dict(verdict[1])
-            if call is not None and call[0] not in (answered, self._last):
-                missed = self._missed(call[0], call[2])
-                if missed:
-                    return missed
-                if self.read("verdict", call[0]) is None:
-                    answered = call[0]
-                    self.write([answered, answer, what, told], "answer", self.rank)
-                    continue
-            if time.monotonic() >= end:
-                raise RankLost(f"rank 0 of the trainer gave no verdict on {what!r} within {self.limit:g} s")
-            time.sleep(_GLANCE)
+            asked = self._called(what) if self.rank else self._call(what)
+            if asked != what:
+                where = f"rank {self.rank} of the trainer is at {what!r}"
+                error = RanksDisagree(f"{where}, and rank 0 at {asked!r}")
+            meeting = self._next(f"on {asked!r}")
+            found = self._barrier.decision(meeting)
+            if found is not None:  # without this rank
+                return found.error() or RankFailed(f"{meeting} is over")
+            try:
+                self._meet(meeting, error)
+            except (BarrierAborted, BarrierTimeout) as failed:
+                return failed
+            except RoundCancelled:  # it was of an older run
+                continue
+            return _first_of(self._barrier.votes(meeting))
 
-    def _missed(self, call: str, before: str) -> Mapping[str, Any]:
-        """Who failed in the vote right after the last one that this rank took part in, if it is over."""
-        for _ in range(_KEPT if self._last else 0):
-            if before == self._last:
-                verdict = self.read("verdict", call)
-                if verdict is None or not verdict[1]:
-                    break
-                self._last = call
-                return dict(verdict[1])
-            earlier = self.read("verdict", before) if before else None
-            if earlier is None:
-                break
-            call, before = before, earlier[2]
-        return {}
+    def _meet(self, meeting: Meeting, error: BaseException | None) -> None:
+        """Every rank has come, with an error or without."""
+        run = meeting.run
+        self._barrier.meet(
+            meeting, bound=self.limit, told=[] if error is None else [error_told(error)],
+            stopped=lambda: not self._known and (self.read("call") or [""])[0] != run,
+        )  # fmt: skip
 
 
-def _told(failed: Mapping[str, Any]) -> WeightSyncError:
-    """The first one's error, on a rank that did not fail."""
-    rank = min(failed, key=int)
-    kind, text = failed[rank]["kind"], failed[rank]["text"]
+def _meeting(run: str, number: int, on: str = "") -> Meeting:
+    return Meeting(f"{run}.{number}", number, "vote", run, title=f"the vote {on}")
+
+
+def _first_of(votes: Mapping[int, Vote]) -> WeightSyncError | None:
+    """What it is on a rank that did not fail: the error of the first one that did. The others are notes."""
+    errors = {rank: vote.told[0] for rank, vote in sorted(votes.items()) if vote.told}
+    if not errors:
+        return None
+    rank, *others = errors
+    kind, text = errors[rank]["kind"], errors[rank]["text"]
     where = f"rank {rank} of the trainer"
     told = error_from({"kind": kind, "text": text if text.startswith("rank") else f"{where}: {text}"})
     if type(told).__name__ != kind:
         told = RankFailed(f"{where} failed: {kind}: {text}")
-    for other in sorted(failed, key=int)[1:]:
-        told.add_note(f"rank {other}: {failed[other]['kind']}: {failed[other]['text']}")
+    for other in others:
+        told.add_note(f"rank {other}: {errors[other]['kind']}: {errors[other]['text']}")
     return told

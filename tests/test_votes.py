@@ -10,6 +10,8 @@ import pytest
 
 from casekit.rankteam import DictStore
 from weightsync.fsm.errors import (
+    BarrierAborted,
+    BarrierTimeout,
     LayoutChanged,
     RankFailed,
     RankLost,
@@ -62,7 +64,7 @@ def test_a_vote_without_an_error_lets_everybody_go_on(three: Three) -> None:
     """Any number of times, one after the other."""
     for number in range(30):
         assert three.all(f"vote {number}") == [None] * 3
-    assert len([key for key in three.store.values if "verdict" in key]) <= 8
+    assert len([key for key in three.store.values if "barrier" in key]) <= 9
 
 
 def test_one_error_is_raised_on_every_rank(three: Three) -> None:
@@ -104,11 +106,11 @@ def test_nobody_is_waited_for_for_ever(three: Three) -> None:
     for rank in three.ranks:
         rank.limit = 0.3
     found = raised([three.vote(0), three.vote(1)])
-    assert [type(each) for each in found] == [RankLost] * 2
-    assert "rank 2 of the trainer did not come to 'it' within 0.3 s" in str(found[0])
+    assert [type(each) for each in found] == [BarrierTimeout] * 2
+    assert str(found[0]) == "the vote on 'it' is not passed: rank 2 missing: after 0.3 s"
     error = OSError("mine")
     assert raised([three.vote(1, "it", error)]) == [error]
-    assert "and the vote on it: RankLost: rank 0 of the trainer gave no verdict" in error.__notes__[0]
+    assert "and the vote on it: RankLost: rank 0 of the trainer did not come to 'it'" in error.__notes__[0]
 
 
 def test_who_is_late_for_a_vote_meets_the_others_at_the_next_one(three: Three) -> None:
@@ -155,7 +157,7 @@ def test_who_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.Monkey
 
     def interrupted(*path: object) -> Any:
         found = right(*path)
-        if path[0] == "verdict" and found is not None:
+        if path[-1] == "decision" and found is not None:
             monkeypatch.undo()
             raise KeyboardInterrupt
         return found
@@ -166,8 +168,11 @@ def test_who_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.Monkey
     began = time.monotonic()
     found = raised([three.vote(0, "the second"), three.vote(2, "the second")])
     assert time.monotonic() - began < three.ranks[0].limit / 2
-    assert [type(each) for each in found] == [RankFailed] * 2
-    assert "rank 1 of the trainer has given up before 'the second': KeyboardInterrupt" in str(found[0])
+    assert [type(each) for each in found] == [BarrierAborted] * 2
+    assert str(found[0]) == "the vote after 'the first' is not passed: rank 1: KeyboardInterrupt: "
+    # That rank is told as well, and then they are together again.
+    assert str(raised([three.vote(1, "the second")])[0]) == str(found[0])
+    assert three.all("the third") == [None] * 3
 
 
 def test_rank_0_that_is_interrupted_tells_the_others(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +180,11 @@ def test_rank_0_that_is_interrupted_tells_the_others(three: Three, monkeypatch: 
     right, others = three.ranks[0].read, list[Any]()
 
     def interrupted(*path: object) -> Any:
-        if right("answer", 2) is not None:
+        found = right(*path)
+        if path[-1] == 2 and found is not None:
             monkeypatch.undo()
             raise KeyboardInterrupt
-        return None
+        return found
 
     monkeypatch.setattr(three.ranks[0], "read", interrupted)
     others.append(three.vote(2))
@@ -187,6 +193,30 @@ def test_rank_0_that_is_interrupted_tells_the_others(three: Three, monkeypatch: 
     assert time.monotonic() - began < three.ranks[2].limit / 2
     assert isinstance(found[0], KeyboardInterrupt)
     assert isinstance(found[1], (RankFailed, RankLost))
+
+
+def test_rank_0_that_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted when the vote is passed: the others hear of it at the next one, which it has not called."""
+    right = three.ranks[0].read
+
+    def interrupted(*path: object) -> Any:
+        found = right(*path)
+        if path[-1] == "decision" and found is not None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(three.ranks[0], "read", interrupted)
+    found = three.all("the first")
+    assert [type(each) for each in found] == [KeyboardInterrupt, type(None), type(None)]
+    began = time.monotonic()
+    found = raised([three.vote(1, "the second"), three.vote(2, "the second")])
+    assert time.monotonic() - began < three.ranks[1].limit / 2
+    assert [str(each) for each in found] == [
+        "the vote after 'the first' is not passed: rank 0: KeyboardInterrupt: "
+    ] * 2
+    assert isinstance(raised([three.vote(0, "the second")])[0], BarrierAborted)
+    assert three.all("the third") == [None] * 3
 
 
 def test_a_store_that_fails_is_the_loss_of_the_others(three: Three) -> None:

@@ -35,6 +35,21 @@ def a_rank_that_failed_counts_like_any_other(patch: Patch) -> None:
     patch.setattr(Barrier, "vote", lambda self, meeting, error="", told=(): vote(self, meeting, "", told))
 
 
+def whoever_waits_can_let_it_be_passed(patch: Patch) -> None:
+    """Also by the vote of a rank 0 that is dead."""
+    rank = Barrier._rank
+    judge = Barrier._judge
+
+    def as_rank_0(self: Any, wait: Any, *, over: bool) -> bool:
+        patch.setattr(Barrier, "_rank", 0)
+        try:
+            return judge(self, wait, over=over)
+        finally:
+            patch.setattr(Barrier, "_rank", rank)
+
+    patch.setattr(Barrier, "_judge", as_rank_0)
+
+
 def a_late_rank_is_not_refused(patch: Patch) -> None:
     """Its round may be long over."""
     patch.setattr(Barrier, "_refuse_stale", lambda self, meeting: None)
@@ -208,6 +223,10 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
     "a_rank_that_failed_counts_like_any_other": (
         a_rank_that_failed_counts_like_any_other,
         "barrier.py -k votes_against_it",
+    ),
+    "whoever_waits_can_let_it_be_passed": (
+        whoever_waits_can_let_it_be_passed,
+        "barrier.py -k only_rank_0_can",
     ),
     "a_late_rank_is_not_refused": (a_late_rank_is_not_refused, "barrier.py -k late_rank_of_an_old_round"),
     "every_round_has_the_same_keys": (every_round_has_the_same_keys, "barrier.py -k late_rank_of_an_old"),

@@ -186,27 +186,23 @@ def truths_are_copied_as_truths() -> None:
     Changed(slots, "_words", lambda tensor: tensor.detach())
 
 
-def older_verdicts_are_answers() -> None:
-    """Who is late takes the verdict that is there for its own."""
-    right = votes.RankVotes._await_verdict
+def older_runs_are_taken_for_this_one() -> None:
+    """Who comes first takes part in the vote that it finds, whoever called it."""
+    right = votes.RankVotes._called
 
-    def hasty(self: votes.RankVotes, answer: str, what: str, told: Any) -> Any:
-        call = self._read("call")
-        verdict = self._read("verdict", call[0]) if call else None
-        return dict(verdict[1]) if verdict is not None else right(self, answer, what, told)
+    def hasty(self: votes.RankVotes, what: str) -> str:
+        call = self.read("call")
+        if call is None:
+            return right(self, what)
+        self._run, self._number = call[0], call[1] - 1
+        return what
 
-    Changed(votes.RankVotes, "_await_verdict", hasty)
+    Changed(votes.RankVotes, "_called", hasty)
 
 
 def who_gives_up_says_nothing() -> None:
     """The others wait for as long as they may."""
-    right = votes.RankVotes.write
-
-    def write(self: votes.RankVotes, value: Any, *path: object) -> None:
-        if path[0] != "gone":
-            right(self, value, *path)
-
-    Changed(votes.RankVotes, "write", write)
+    Changed(votes.RankVotes, "_leave", lambda self, what, alone: None)
 
 
 def the_published_version_is_given_up_by_a_failure() -> None:
@@ -257,7 +253,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (the_checksum_is_not_compared, "snapshots.py -k written_to"),
         (casts_of_older_weights_stay, "snapshots.py -k was_cast"),
         (truths_are_copied_as_truths, "snapshots.py -k every_bit"),
-        (older_verdicts_are_answers, "votes.py -k older_run"),
+        (older_runs_are_taken_for_this_one, "votes.py -k older_run"),
         (who_gives_up_says_nothing, "votes.py -k gives_up"),
         (the_published_version_is_given_up_by_a_failure, "rollback.py -k dirty_engine"),
         (failed_versions_pile_up, "rollback.py -k two_copies"),
