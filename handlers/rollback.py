@@ -12,8 +12,8 @@ failed late may have been published::
 
 Engines that are not at the published version get it, bit for bit, and the trainer has its own weights again.
 
-A trainer of several ranks saves together, and its rounds' handlers are rank 0's alone. There every rank saves
-by itself before the hand-over, and each is told by the result what was published.
+A trainer of several ranks saves together: each of them has this handler, and rank 0 calls the others to
+prepare while its own does. So a rank that cannot save fails the round before an engine is told anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from ..fsm import checks
 from ..fsm.contract import RoundView, Undo
-from ..fsm.errors import SetupError, SnapshotError
+from ..fsm.errors import SnapshotError
 from .snapshots import Snapshots
 
 __all__ = ["Rollback"]
@@ -36,18 +36,13 @@ class Rollback:
             rounds are left alone.
 
     Raises:
-        SetupError: these are none, or of several ranks.
+        SetupError: these are none.
     """
 
     name = "rollback"
 
     def __init__(self, snapshots: Snapshots) -> None:
         checks.kind("Rollback", "snapshots", snapshots, Snapshots, "Snapshots(model) is needed")
-        if snapshots.world_size > 1:
-            raise SetupError(
-                "Rollback(snapshots): a round's handlers run on rank 0 alone, and these snapshots are of "
-                f"{snapshots.world_size} ranks: call snapshots.save(...) on each before the hand-over"
-            )
         self._snapshots = snapshots
         self._published: int | None = None
         self._failed: set[int] = set()
@@ -77,6 +72,8 @@ class Rollback:
         self._failed.clear()
 
     def _refuse_copies(self, round: RoundView) -> None:
+        if self._snapshots.world_size > 1:
+            return  # what is sent was gathered; and to train on, a rank needs those that wait for the round
         if not self._snapshots.shares(getattr(round.weights, "tensors", {}).values()):
             raise SnapshotError(
                 "Rollback keeps the model as it is, and this round sends a private copy of it: hand over by "

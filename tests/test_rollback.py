@@ -140,10 +140,7 @@ def test_the_published_version_is_not_saved_again() -> None:
     assert kept.versions == (4,)
 
 
-def test_it_is_for_one_rank() -> None:
-    """Several ranks save together, and handlers run on one of them."""
-    kept = Snapshots(torch.nn.Linear(2, 2), votes=SimpleNamespace(world_size=2, vote=print, close=print))
-    with pytest.raises(SetupError, match="on each before the hand-over"):
-        Rollback(kept)
+def test_it_needs_snapshots() -> None:
+    """And says so."""
     with pytest.raises(SetupError, match=r"Snapshots\(model\) is needed"):
         Rollback(cast("Any", None))

@@ -87,14 +87,18 @@ def test_memory_is_made_once(pair: Pair, form: str) -> None:
         assert seen["closed"] == [(0, 0, 0)]
 
 
-@pytest.mark.parametrize("form", ["original", "dtensor"])
-def test_a_failed_round_is_rolled_back_to_what_is_kept(pair: Pair, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "handler"),
+    [("original", False), ("dtensor", False), ("flat", True), ("original", True), ("dtensor", True)],
+)
+def test_a_failed_round_is_rolled_back_to_what_is_kept(pair: Pair, form: str, handler: bool) -> None:
     """The engines that it left dirty get the published version, bit for bit; the trainer has its newest."""
-    for seen in pair.play("rolled_back", form=form):
-        assert seen["ok"] == [True, False, True]
+    for seen in pair.play("rolled_back", form=form, handler=handler):
+        assert seen["ok"] == [True, False, True], seen["why"]
         assert seen["versions"] == [0, 0]
         assert seen["dirty"], "the failed round has changed nothing, so nothing is shown"
         assert (seen["back"], seen["newest"]) == (True, True)
+        assert seen["kept"] == ((0,) if handler else (1, 2))
 
 
 # -- refused ----------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ def test_a_write_that_fails_on_one_rank_fails_on_all(pair: Pair, form: str, rank
 def test_a_rank_that_does_not_come_is_named(pair: Pair) -> None:
     """Within the limit, also to itself when it comes; nothing is written, and both may come again."""
     first, second = pair.play("one_is_missing", form="dtensor")
-    text = "RankLost: rank 1 of the trainer did not come to 'the load of version 1' within 1 s"
+    text = "BarrierTimeout: the vote on 'the load of version 1' is not passed: rank 1 missing: after 1 s"
     assert (first["error"], second["error"]) == (text, text)
     assert (first["same"], second["same"]) == (True, True)
     assert (first["after"], second["after"]) == ("no error", "no error")

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weightsync import FollowerSync, LocalEngine, Policy, TrainerRanks, WeightSync, receiver_for
+from weightsync import (
+    CachedExport,
+    FollowerSync,
+    FsdpExporter,
+    LocalEngine,
+    Policy,
+    Rollback,
+    TrainerRanks,
+    WeightSync,
+    receiver_for,
+)
 from weightsync.handlers import forms, slots, snapshots
 from weightsync.handlers.holding import Holding
 from weightsync.handlers.snapshots import Snapshots
@@ -401,11 +411,20 @@ def block_that_ends(stage: Stage, form: str, rank: int, how: str) -> dict[str, A
     return {"what": what, "same": same, "says": trainer.says() == twin.says(), "loans": len(kept._loans)}
 
 
-def rolled_back(stage: Stage, form: str) -> dict[str, Any]:
-    """A round of this trainer fails on one engine; it gets the published version, and the trainer goes on."""
+def rolled_back(stage: Stage, form: str, handler: bool) -> dict[str, Any]:
+    """A round of this trainer fails on one engine; it gets the published version, and the trainer goes on.
+
+    By words of its own with tensors that it has gathered, or by the handler with an export.
+    """
     trainer, failing = Trainer(form), [False]
-    kept, ranks = stage.keeper(trainer.model), TrainerRanks(stage.store, stage.rank, 2, name=stage.name)
-    engines = [{name: torch.zeros_like(each) for name, each in gathered(trainer.model).items()} for _ in "ab"]
+    kept = stage.keeper(trainer.model, buffers=True)
+    ranks = TrainerRanks(stage.store, stage.rank, 2, name=stage.name)
+
+    def whole() -> dict[str, torch.Tensor]:
+        (seen,) = (each for _, each in trainer.model.named_buffers())
+        return {**gathered(trainer.model), "seen": seen.detach().clone()}
+
+    engines = [{name: torch.zeros_like(each) for name, each in whole().items()} for _ in "ab"]
 
     def fault(point: str, bucket: int) -> None:
         if (point, bucket) == ("apply", 1) and failing[0]:
@@ -416,22 +435,28 @@ def rolled_back(stage: Stage, form: str) -> dict[str, Any]:
         for engine, name in zip(engines, ("e0", "e1"), strict=True)
     ]
     policy = Policy(on_engine_failure="quarantine", quorum=1, bucket_bytes=64)
-    sync: Any = (
-        FollowerSync(ranks, policy=policy) if stage.rank else WeightSync(links, policy=policy, ranks=ranks)
-    )
+    more: Any = {"policy": policy, "handlers": [Rollback(kept)] if handler else []}
+    sync: Any = FollowerSync(ranks, **more) if stage.rank else WeightSync(links, ranks=ranks, **more)
+    export = CachedExport(FsdpExporter(trainer.model))
+
+    def sent() -> Any:
+        return export if handler else whole()
+
     with sync:
         trainer.train(1)
-        kept.save(1)
-        first = sync.on_step_end(1, gathered(trainer.model))
-        published = {name: each.tolist() for name, each in gathered(trainer.model).items()}
+        if not handler:
+            kept.save(1)
+        first = sync.on_step_end(1, sent())
+        published = {name: each.tolist() for name, each in whole().items()}
         trainer.train(2)
-        kept.save(2)
+        if not handler:
+            kept.save(2)
         newest, failing[0] = held(trainer.model), True
-        failed = sync.on_step_end(2, gathered(trainer.model))
+        failed = sync.on_step_end(2, sent())
         failing[0] = False
         dirty = [{name: each.tolist() for name, each in engine.items()} for engine in engines]
-        with kept.version(1):
-            again = sync.catch_up(2, gathered(trainer.model))
+        with kept.version(first.version if handler else 1):
+            again = sync.catch_up(2, sent())
         back = [{name: each.tolist() for name, each in engine.items()} for engine in engines]
     leads = stage.rank == 0
     return {
@@ -439,6 +464,7 @@ def rolled_back(stage: Stage, form: str) -> dict[str, Any]:
         "dirty": not leads or all(each != published for each in dirty),
         "back": not leads or all(each == published for each in back),
         "newest": held(trainer.model) == newest,
+        "kept": kept.versions, "why": [str(each.error) for each in (first, failed, again)],
     }  # fmt: skip
 
 
