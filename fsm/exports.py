@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from .errors import PlanMismatch
+from .lines import named, parting
 
 __all__ = [
     "Cut", "Decision", "ExportPlan", "Exporter", "Outline", "Planned", "Slot", "Standing", "decide",
@@ -116,10 +117,9 @@ class Outline:
     def change_to(self, now: Outline) -> str:
         """The first line that is another one now."""
         for before, after in ((self.lines, now.lines), (self.own, now.own)):
-            for index in range(max(len(before), len(after))):
-                one, other = _at(before, index), _at(after, index)
-                if one != other:
-                    return f"{one} is now {other}"
+            found = parting(before, after)
+            if found is not None:
+                return f"{found.one} is now {found.other}"
         return ""
 
 
@@ -186,8 +186,8 @@ def decide(standings: Mapping[int, Standing]) -> Decision:
         return Decision(build=True, key=key)
     others = sorted(set(standings) - set(changed))
     raise PlanMismatch(
-        f"{_ranks(changed)} of the trainer changed since the export plan was made ("
-        f"{standings[changed[0]].change}), and {_ranks(others)} did not: change all of them, or, if it is "
+        f"{named(changed)} of the trainer changed since the export plan was made ("
+        f"{standings[changed[0]].change}), and {named(others)} did not: change all of them, or, if it is "
         "meant to be so, call reset() of the export on every rank"
     )
 
@@ -224,11 +224,3 @@ class Planned(Protocol):
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode("ascii")).hexdigest()
-
-
-def _at(lines: Sequence[str], index: int) -> str:
-    return lines[index] if index < len(lines) else "nothing"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

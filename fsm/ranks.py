@@ -21,6 +21,7 @@ from .errors import (
     RanksDisagree,
     WeightSyncError,
 )
+from .lines import named, parting
 from .plan import Plan
 from .results import EngineRow, PassedOver, RoundResult
 from .states import Disposition, Outcome
@@ -123,11 +124,11 @@ def disagreement(reports: Mapping[int, Report]) -> WeightSyncError | None:
                 return RanksDisagree(_ONE_EXPORT.format(*_by_stage(reports)))
             return RanksDisagree(
                 f"the trainer's ranks are not at one hand-over: {name} is {getattr(mine, name)} on rank 0, "
-                f"and {theirs} on {_named(others)}"
+                f"and {theirs} on {named(others)}"
             )
     others = [rank for rank, report in reports.items() if report.fingerprint != mine.fingerprint]
     if others:
-        return PlanMismatch(f"the trainer's ranks do not bring the same tensors: rank 0 and {_named(others)}")
+        return PlanMismatch(f"the trainer's ranks do not bring the same tensors: rank 0 and {named(others)}")
     return None
 
 
@@ -139,7 +140,7 @@ _ONE_EXPORT = (
 
 def _by_stage(reports: Mapping[int, Report]) -> tuple[str, str]:
     export = sorted(rank for rank, report in reports.items() if report.stage)
-    return _named(export), _named(sorted(set(reports) - set(export)))
+    return named(export), named(set(reports) - set(export))
 
 
 def layout(plan: Plan) -> list[str]:
@@ -155,28 +156,18 @@ def difference(reports: Mapping[int, Report], layouts: Mapping[int, list[str]]) 
     here, there = layouts.get(0, []), layouts.get(first, [])
     what = "line" if mine.stage else "tensor"
     where = "their tensors are the same, so the policies differ in bucket_bytes or in only"
-    for index in range(max(len(here), len(there))):
-        one, other = _at(here, index), _at(there, index)
-        if one != other:
-            where = f"{what} {index} is {one} on rank 0, and {other} on rank {first}"
-            break
+    found = parting(here, there, absent="missing")
+    if found is not None:
+        where = f"{what} {found.index} is {found.one} on rank 0, and {found.other} on rank {first}"
     return PlanMismatch(
         f"the trainer's ranks do not bring the same tensors at step {mine.step}: rank 0 differs from "
-        f"{_named(others)}; {where}"
+        f"{named(others)}; {where}"
     )
 
 
 def lost(ranks: Iterable[int], why: str) -> RankLost:
     """These ranks are."""
-    return RankLost(f"{_named(sorted(ranks))} of the trainer: {why}")
-
-
-def _at(lines: list[str], index: int) -> str:
-    return lines[index] if index < len(lines) else "missing"
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return RankLost(f"{named(ranks)} of the trainer: {why}")
 
 
 # -- are they alive? --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .errors import LayoutChanged, SetupError
+from .lines import parting
 
 __all__ = ["Form", "Layout", "Shard"]
 
@@ -59,12 +60,8 @@ class Shard:
             mine, other = getattr(self, what), getattr(now, what)
             if mine != other:
                 return f"its {what} was {_told(mine)} and is {_told(other)}"
-        if self.parts == now.parts:
-            return ""
-        width = max(len(self.parts), len(now.parts))
-        pairs = ((_at(self.parts, index), _at(now.parts, index)) for index in range(width))
-        was, here = next(pair for pair in pairs if pair[0] != pair[1])
-        return f"it was made of {was} where there is {here} now"
+        found = parting(self.parts, now.parts)
+        return "" if found is None else f"it was made of {found.one} where there is {found.other} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,3 @@ def _refuse(names: Iterable[str], why: str) -> None:
 
 def _told(value: object) -> str:
     return value.value if isinstance(value, Form) else str(value)
-
-
-def _at(lines: tuple[str, ...], index: int) -> str:
-    return lines[index] if index < len(lines) else "nothing"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import BarrierAborted, BarrierTimeout, RankError
+from .lines import named
 
 __all__ = ["Decision", "Meeting", "Vote", "against", "decided", "missing", "without"]
 
@@ -112,16 +113,12 @@ def missing(votes: Iterable[int], world: int) -> tuple[int, ...]:
 def against(meeting: Meeting, ranks: Iterable[int], why: str) -> Decision:
     """These have voted against it, or have given it up."""
     ranks = tuple(ranks)
-    return Decision(passed=False, ranks=ranks, why=f"{meeting} is not passed: {_named(ranks)}: {why}")
+    return Decision(passed=False, ranks=ranks, why=f"{meeting} is not passed: {named(ranks)}: {why}")
 
 
 def without(meeting: Meeting, ranks: Iterable[int], why: str) -> Decision:
     """These do not come."""
     ranks = tuple(ranks)
     return Decision(
-        passed=False, ranks=ranks, why=f"{meeting} is not passed: {_named(ranks)} missing: {why}", late=True
+        passed=False, ranks=ranks, why=f"{meeting} is not passed: {named(ranks)} missing: {why}", late=True
     )
-
-
-def _named(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

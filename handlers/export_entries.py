@@ -17,7 +17,7 @@ from ..fsm.exports import Cut, ExportPlan, Slot
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "ModelAt", "dtype_of", "persistent_buffers", "read", "world"]
+__all__ = ["Entry", "ModelAt", "persistent_buffers", "read", "world"]
 
 Held = tuple[tuple[int, ...], tuple[Cut, ...]]
 
@@ -124,8 +124,3 @@ def world() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def dtype_of(tensor: torch.Tensor) -> str:
-    """As plans call it."""
-    return str(tensor.dtype).removeprefix("torch.")

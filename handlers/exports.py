@@ -26,6 +26,7 @@ from ..fsm import checks
 from ..fsm.errors import PlanError, SetupError
 from ..fsm.exports import Decision, Exporter, ExportPlan, Outline, Standing, decide
 from .object_tap import counted
+from .wrapped import dtype_of
 
 __all__ = ["CachedExport", "ExportCounts"]
 
@@ -182,7 +183,7 @@ class CachedExport:
     def _read(self, plan: ExportPlan, *, first: bool) -> Iterator[tuple[str, Any]]:
         layout: list[_Layout] = []
         for number, (name, tensor) in enumerate(self._exporter.tensors(plan)):
-            found = (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            found = (name, dtype_of(tensor), tuple(tensor.shape))
             if not first:
                 self._check(number, found)
             layout.append(found)

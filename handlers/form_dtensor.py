@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..fsm.errors import WeightsInUse
 from ..fsm.shards import Form, Shard
 from .holding import Holding, bytes_of
+from .wrapped import dtype_of
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def holding(name: str, tensor: Any) -> Holding:
     where = mesh.get_coordinate()
     place = f"{tuple(tensor.placements)} at {where} of mesh {mesh.mesh.tolist()} {mesh.mesh_dim_names}"
     shard = Shard(
-        name, Form.dtensor, str(local.dtype).removeprefix("torch."), tuple(local.shape), bytes_of(local),
+        name, Form.dtensor, dtype_of(local), tuple(local.shape), bytes_of(local),
         place, (f"{name}{list(tensor.shape)}",), mesh.size(),
     )  # fmt: skip
     return Holding(shard, local)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm.errors import SnapshotError, WeightsInUse
 from ..fsm.shards import Form, Shard
-from .holding import Holding, bytes_of, cleaned
+from .holding import Holding, bytes_of
+from .wrapped import dtype_of, flat_units
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +31,7 @@ Units = list[tuple[str, Any]]
 
 def units(model: torch.nn.Module) -> Units:
     """The units that have parameters, each with its name."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return [
-        (cleaned(f"{name}.").rstrip("."), module)
-        for name, module in model.named_modules()
-        if isinstance(module, FullyShardedDataParallel) and module._handle is not None  # noqa: SLF001 - torch names it no other way
-    ]
+    return list(flat_units(model))
 
 
 def parameters(found: Units) -> set[int]:
@@ -105,7 +100,7 @@ def holdings(found: Units) -> Iterable[Holding]:
         strategy = handle._sharding_strategy.name  # noqa: SLF001
         yield Holding(
             Shard(
-                f"{name}._flat_param".lstrip("."), Form.flat, str(own.dtype).removeprefix("torch."),
+                f"{name}._flat_param".lstrip("."), Form.flat, dtype_of(own),
                 tuple(own.shape), bytes_of(own), f"{strategy}, rank {handle.rank} of {handle.world_size}",
                 _parts(flat), ranks,
             ),

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm.errors import SetupError, SnapshotError
 from ..fsm.shards import Form, Layout, Shard
-from .holding import Holding, bytes_of, cleaned
+from .holding import Holding, bytes_of
+from .wrapped import cleaned, dtype_of
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +83,7 @@ def _plain(name: str, tensor: torch.Tensor) -> Holding:
             f"wrapped it"
         )
     own = tensor.detach()
-    dtype = str(own.dtype).removeprefix("torch.")
-    return Holding(Shard(name, Form.plain, dtype, tuple(own.shape), bytes_of(own)), own)
+    return Holding(Shard(name, Form.plain, dtype_of(own), tuple(own.shape), bytes_of(own)), own)
 
 
 def _check(holding: Holding) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm import checks
 from ..fsm.exports import Exporter, ExportPlan, Outline, Slot
+from .wrapped import dtype_of
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ class Fp8Exporter:
         of = {slot.name: slot.of for slot in self._inner if slot.of}
         made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor of several names stays one
         for name, tensor in self._exporter.tensors(ExportPlan.sealed(self._inner, plan.key)):
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_of(tensor)
             if not self._is_chosen(name, dtype, tuple(tensor.shape)):
                 yield name, tensor
                 continue

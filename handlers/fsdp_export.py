@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm.errors import PlanError
 from ..fsm.exports import Cut, ExportPlan, Outline, Slot
-from .export_entries import Entry, Held, ModelAt, dtype_of, read, world
+from .export_entries import Entry, Held, ModelAt, read, world
 from .fsdp_flat import flat_entries, is_flat
+from .wrapped import dtype_of
 
 if TYPE_CHECKING:
     import torch

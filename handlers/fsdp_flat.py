@@ -19,50 +19,36 @@ from typing import TYPE_CHECKING, Any
 
 from ..fsm.errors import PlanError
 from ..fsm.exports import Cut
-from .export_entries import Entry, Held, dtype_of, persistent_buffers
+from .export_entries import Entry, Held, persistent_buffers
+from .wrapped import cleaned, dtype_of, flat_units
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["flat_entries", "is_flat"]
 
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _FLAT = "_flat_param"
 
 
 def is_flat(module: torch.nn.Module) -> bool:
     """Whether FSDP1 has a part of it."""
-    return any(True for _ in _units(module))
+    return any(True for _ in flat_units(module))
 
 
 def flat_entries(module: torch.nn.Module) -> Iterator[Entry]:
     """Unit by unit; then what belongs to none."""
     names = set[str]()
-    for prefix, handle in _units(module):
-        for entry in _unit(prefix, handle):
+    for name, unit in flat_units(module):
+        for entry in _unit(f"{name}." if name else "", unit._handle):
             names.add(entry.name)
             yield entry
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), persistent_buffers(module)
     ):
-        clean = _clean(name)
+        clean = cleaned(name)
         if clean not in names and clean.rpartition(".")[2] != _FLAT:
             names.add(clean)
             yield _whole(clean, tensor)
-
-
-def _units(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    for name, each in module.named_modules():
-        if isinstance(each, FullyShardedDataParallel) and each._handle is not None:
-            yield _clean(f"{name}." if name else ""), each._handle
-
-
-def _clean(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _unit(prefix: str, handle: Any) -> Iterator[Entry]:
@@ -84,11 +70,11 @@ def _unit(prefix: str, handle: Any) -> Iterator[Entry]:
             found: torch.Tensor = whole()[start : start + numel].view(shape)
             return found
 
-        own.append(_clean(name))
+        own.append(cleaned(name))
         yield Entry(f"{prefix}{own[-1]}", dtype_of(flat), tuple(shape), where, held, read)
     for info in flat._shared_param_infos:
         first = _joined(info.prim_module_name, info.prim_param_name)
-        name, shape, start = next(each for each in _places(flat) if _clean(each[0]) == first)
+        name, shape, start = next(each for each in _places(flat) if cleaned(each[0]) == first)
         other = _joined(info.module_name, info.param_name)
         yield Entry(
             f"{prefix}{other}", dtype_of(flat), tuple(shape), where, _nobody, whole, of=f"{prefix}{first}"
@@ -151,4 +137,4 @@ def _nobody() -> Held:
 
 
 def _joined(module: str, name: str) -> str:
-    return _clean(f"{module}.{name}" if module else name)
+    return cleaned(f"{module}.{name}" if module else name)

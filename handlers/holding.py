@@ -10,9 +10,7 @@ from ..fsm.shards import Shard
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Holding", "bytes_of", "cleaned"]
-
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+__all__ = ["Holding", "bytes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +24,3 @@ class Holding:
 def bytes_of(tensor: torch.Tensor) -> int:
     """How many it has."""
     return tensor.numel() * tensor.element_size()
-
-
-def cleaned(name: str) -> str:
-    """A name without what wrappers add to it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name

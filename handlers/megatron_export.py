@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ..fsm import checks
 from ..fsm.errors import PlanError
 from ..fsm.exports import ExportPlan, Outline, Slot
-from .export_entries import ModelAt, dtype_of, persistent_buffers, world
+from .export_entries import ModelAt, persistent_buffers, world
+from .wrapped import dtype_of
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,34 @@
+"""What libraries make of a trainer's module when they wrap it: other names, and the units of FSDP1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["cleaned", "dtype_of", "flat_units"]
+
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def cleaned(name: str) -> str:
+    """A name without what wrappers add to it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """As plans call it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def flat_units(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """The units of FSDP1 that have parameters, each with its name; the root's is empty."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for name, each in module.named_modules():
+        if isinstance(each, FullyShardedDataParallel) and each._handle is not None:  # noqa: SLF001 - torch names it no other way
+            yield cleaned(f"{name}.").rstrip("."), each
