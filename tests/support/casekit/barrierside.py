@@ -162,9 +162,10 @@ class Side:
         self, budget: SharedBudget, world: int, seed: int, *, barrier: bool
     ) -> tuple[float, float, list[int]]:
         delays = random.Random(seed).sample([0.0, 0.004, 0.008, 0.02], world)
-        if not barrier:  # the schedule that it is for: rank 0 is the first
-            delays.sort()
-        time.sleep(delays[self.rank])
+        if barrier:
+            time.sleep(delays[self.rank])
+        elif self.rank:  # the schedule that it is for: rank 0 is the first
+            self._meet(world, seed, "mapped", done=True)
         budget.give(self.rank, PARAMETERS)
         released, mapped, failed = time.monotonic(), 0.0, list[int]()
         if barrier:
@@ -172,6 +173,8 @@ class Side:
         if self.rank == 0:
             mapped = time.monotonic()
             failed = [device for device in range(world) if not budget.take(device, CACHE)]
+            if not barrier:
+                self._meet(world, seed, "mapped", done=True)
         return released, mapped, failed
 
 
