@@ -14,6 +14,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .engine import receiver_for as receiver_for
     from .follower import FollowerSync as FollowerSync
+    from .fsm.errors import BackendUnavailable as BackendUnavailable
+    from .fsm.errors import BarrierAborted as BarrierAborted
+    from .fsm.errors import BarrierTimeout as BarrierTimeout
+    from .fsm.errors import BridgeClosed as BridgeClosed
+    from .fsm.errors import BridgeError as BridgeError
+    from .fsm.errors import BridgeLost as BridgeLost
+    from .fsm.errors import BridgeReentered as BridgeReentered
+    from .fsm.errors import BridgeTimedOut as BridgeTimedOut
     from .fsm.errors import EngineAsleep as EngineAsleep
     from .fsm.errors import EngineError as EngineError
     from .fsm.errors import EngineGone as EngineGone
@@ -21,19 +29,27 @@ if TYPE_CHECKING:
     from .fsm.errors import EngineSilent as EngineSilent
     from .fsm.errors import EngineTaken as EngineTaken
     from .fsm.errors import EngineUnknown as EngineUnknown
+    from .fsm.errors import LayoutChanged as LayoutChanged
     from .fsm.errors import LeaseEnded as LeaseEnded
+    from .fsm.errors import MemoryShort as MemoryShort
     from .fsm.errors import PlanError as PlanError
+    from .fsm.errors import PlanMismatch as PlanMismatch
     from .fsm.errors import RankError as RankError
     from .fsm.errors import RankFailed as RankFailed
     from .fsm.errors import RankLost as RankLost
+    from .fsm.errors import RanksDisagree as RanksDisagree
     from .fsm.errors import ReceiptRefused as ReceiptRefused
     from .fsm.errors import RoundCancelled as RoundCancelled
     from .fsm.errors import RoundInProgress as RoundInProgress
     from .fsm.errors import RoundTimedOut as RoundTimedOut
     from .fsm.errors import SetupError as SetupError
+    from .fsm.errors import SnapshotError as SnapshotError
+    from .fsm.errors import SnapshotSpoiled as SnapshotSpoiled
     from .fsm.errors import SyncFailed as SyncFailed
     from .fsm.errors import TransportError as TransportError
+    from .fsm.errors import VersionNotKept as VersionNotKept
     from .fsm.errors import WeightsGone as WeightsGone
+    from .fsm.errors import WeightsInUse as WeightsInUse
     from .fsm.errors import WeightSyncError as WeightSyncError
     from .fsm.errors import WorldMismatch as WorldMismatch
     from .fsm.ledger import StaleVersion as StaleVersion
@@ -80,6 +96,14 @@ if TYPE_CHECKING:
     from .transports.weights import TorchWeights as TorchWeights
 
 _HOME = {
+    "BackendUnavailable": ".fsm.errors",
+    "BarrierAborted": ".fsm.errors",
+    "BarrierTimeout": ".fsm.errors",
+    "BridgeClosed": ".fsm.errors",
+    "BridgeError": ".fsm.errors",
+    "BridgeLost": ".fsm.errors",
+    "BridgeReentered": ".fsm.errors",
+    "BridgeTimedOut": ".fsm.errors",
     "CacheRelease": ".handlers.cache_release",
     "CachedExport": ".handlers.exports",
     "CollectiveTransport": ".transports.collective",
@@ -100,23 +124,27 @@ _HOME = {
     "FsdpExporter": ".handlers.fsdp_export",
     "HealthWatch": ".handlers.monitor",
     "LORA": ".fsm.policy",
+    "LayoutChanged": ".fsm.errors",
     "LeaseEnded": ".fsm.errors",
     "LocalEngine": ".handlers.local_engine",
     "LocalLock": ".handlers.lock",
     "LockError": ".fsm.lock",
     "MegatronExporter": ".handlers.megatron_export",
+    "MemoryShort": ".fsm.errors",
     "MemoryTransport": ".transports.memory",
     "ObjectStoreTransport": ".transports.objects",
     "Outcome": ".fsm.states",
     "PassedOver": ".fsm.results",
     "Pending": ".sync",
     "PlanError": ".fsm.errors",
+    "PlanMismatch": ".fsm.errors",
     "Policy": ".fsm.policy",
     "Progress": ".handlers.progress",
     "RankError": ".fsm.errors",
     "RankFailed": ".fsm.errors",
     "RankLost": ".fsm.errors",
     "RankVotes": ".handlers.votes",
+    "RanksDisagree": ".fsm.errors",
     "RayEngine": ".handlers.ray_engine",
     "RayLock": ".handlers.ray_lock",
     "RayReceiver": ".ray_receiver",
@@ -130,6 +158,8 @@ _HOME = {
     "RoundTimedOut": ".fsm.errors",
     "SetupError": ".fsm.errors",
     "SharedMemoryTransport": ".transports.shm",
+    "SnapshotError": ".fsm.errors",
+    "SnapshotSpoiled": ".fsm.errors",
     "Snapshots": ".handlers.snapshots",
     "StaleVersion": ".fsm.ledger",
     "State": ".fsm.states",
@@ -139,9 +169,11 @@ _HOME = {
     "TorchWeights": ".transports.weights",
     "TrainerRanks": ".handlers.ranks",
     "TransportError": ".fsm.errors",
+    "VersionNotKept": ".fsm.errors",
     "WeightSync": ".sync",
     "WeightSyncError": ".fsm.errors",
     "WeightsGone": ".fsm.errors",
+    "WeightsInUse": ".fsm.errors",
     "WorldMismatch": ".fsm.errors",
     "expandable_segments": ".handlers.toggle",
     "ray_engine": ".ray_receiver",
