@@ -1,4 +1,4 @@
-"""What plugs into a round: transports, engines, executors, the ledger; and the ports they are given.
+"""What plugs into a round and moves it on: transports and engines; and the ports they are given.
 
 These are ``Protocol``s without defaults: whoever leaves a method out is told by the type checker, not by an
 ``AttributeError`` in the middle of a clean-up. Nothing here is implemented; the values that cross the
@@ -12,8 +12,8 @@ Who calls what:
 * **EngineLink** is the trainer's end of one engine. Its methods never block: each gives a future back at
   once, because a round talks to all engines at the same time and waits for none longer than it wants to.
 * **Inlet** is the receiving half of a transport, in the engine's process. It yields buckets in order.
-* **Executor** is what a trainer owes around a round (memory, barriers, retention). ``prepare`` hands back
-  its undo; ``clean`` runs on the good path instead of it.
+
+What a trainer owes around a round, and who only looks on, is in ``executors.py``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from .states import EngineState
 from .tensors import TensorSpec
 
 __all__ = [
-    "Bucketful", "Capabilities", "Clock", "Digest", "EngineLink", "EngineStatus", "Executor", "Inlet",
-    "InletFactory", "Note", "Observer", "Port", "RoundView", "Sink", "Ticket", "Transport", "Undo", "Unpack",
-    "Weights",
+    "Bucketful", "Capabilities", "Clock", "Digest", "EngineLink", "EngineStatus", "Inlet",
+    "InletFactory", "Port", "Sink", "Ticket", "Transport", "Unpack", "Weights",
 ]  # fmt: skip
 
 
@@ -342,69 +341,3 @@ class EngineLink(Protocol):
 
     def close(self) -> None:
         """Give back what this link holds; the engine itself lives on."""
-
-
-class Note(Protocol):
-    """Writes a line about an executor's work into the round's log. From any thread; never waits."""
-
-    def __call__(
-        self,
-        event: str,
-        /,
-        *,
-        trigger: str,
-        executor: str,
-        seconds: float | None = None,
-        freed: int | None = None,
-        rank: int | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """``event`` is one of ``fsm.record.NOTES``; ``facts`` are plain values.
-
-        Raises:
-            ValueError: it is none of them.
-        """
-
-
-def _untold(event: str, /, **_: Any) -> None:
-    """Of a round that keeps no log."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundView:
-    """What an executor is told of the round it works for.
-
-    Args:
-        note: for the log.
-    """
-
-    session: Session
-    step: int
-    attempt: int
-    plan: Plan | None
-    weights: Weights
-    note: Note = _untold
-
-
-Undo = Callable[[], None]
-
-
-class Executor(Protocol):
-    """What a trainer owes around a round."""
-
-    @property
-    def name(self) -> str:
-        """For the log and for errors."""
-
-    def prepare(self, round: RoundView) -> Undo | None:
-        """Before the engines are paused. Hands back what undoes it; called at most once."""
-
-    def clean(self, round: RoundView) -> None:
-        """After the publication, before the engines resume; the undo is dropped when this returns."""
-
-
-class Observer(Protocol):
-    """Called with each record after the commit. It can fire nothing; if it raises, it is disabled."""
-
-    def __call__(self, record: Any, /) -> None:
-        """Take note of ``record``, an ``fsm.record.Record``."""

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from ..fsm import checks
-from ..fsm.contract import RoundView
 from ..fsm.errors import MemoryShort
+from ..fsm.executors import RoundView
 from ..fsm.releases import ACTIONS, BUDGETS, Action, Boundary, Level
 from .memories import Memory, usual_memory
 

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from ..fsm.contract import RoundView, Undo
 from ..fsm.errors import RoundCancelled
+from ..fsm.executors import RoundView, Undo
 from ..fsm.record import Record
 from ..fsm.states import State
 from .bridge import BridgeCall, LoopBridge

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Protocol
 
 from ..fsm import checks
 from ..fsm.calls import ENGINE_ACTS, Act, Call
-from ..fsm.contract import Clock, EngineLink, Executor, RoundView, Transport, Undo, Weights
+from ..fsm.contract import Clock, EngineLink, Transport, Weights
 from ..fsm.driver import Driver
 from ..fsm.engine_table import Session
 from ..fsm.errors import RoundCancelled, WeightSyncError
+from ..fsm.executors import Executor, RoundView, Undo
 from ..fsm.ledger import LedgerKeeper
 from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan

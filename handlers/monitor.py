@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 
 from ..fsm import checks
-from ..fsm.contract import RoundView
+from ..fsm.executors import RoundView
 from ..fsm.record import Record
 
 __all__ = ["HealthWatch"]

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Iterable
 
-from ..fsm.contract import Observer
+from ..fsm.executors import Observer
 from ..fsm.record import Record
 
 __all__ = ["Observers"]

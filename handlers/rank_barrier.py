@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ..fsm import checks
-from ..fsm.contract import Note, RoundView, Undo
 from ..fsm.errors import RankLost
+from ..fsm.executors import Note, RoundView, Undo
 from ..fsm.ranks import Pulses
 from ..fsm.votes import Decision, Meeting, Vote, without
 from .barrier import Barrier

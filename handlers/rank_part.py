@@ -16,9 +16,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from ..fsm.contract import Executor, RoundView, Undo, Weights
+from ..fsm.contract import Weights
 from ..fsm.engine_table import Session
 from ..fsm.errors import RankError, WeightSyncError
+from ..fsm.executors import Executor, RoundView, Undo
 from ..fsm.plan import Plan
 from ..fsm.record import NOTES
 from ..fsm.sampling import WHOLE, Part

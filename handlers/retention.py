@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..fsm import checks
-from ..fsm.contract import RoundView
+from ..fsm.executors import RoundView
 
 __all__ = ["Retention"]
 

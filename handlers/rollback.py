@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..fsm import checks
-from ..fsm.contract import RoundView, Undo
 from ..fsm.errors import SnapshotError
+from ..fsm.executors import RoundView, Undo
 from .snapshots import Snapshots
 
 __all__ = ["Rollback"]

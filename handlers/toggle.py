@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..fsm import checks
-from ..fsm.contract import RoundView, Undo
 from ..fsm.errors import WeightSyncError
+from ..fsm.executors import RoundView, Undo
 
 __all__ = ["AllocatorSwitch", "Switch", "Toggle", "expandable_segments"]
 

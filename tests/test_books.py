@@ -12,9 +12,10 @@ import torch
 
 from weightsync import LocalEngine, Policy, WeightSync, receiver_for
 from weightsync.books import EngineBooks
-from weightsync.fsm.contract import EngineStatus, RoundView
+from weightsync.fsm.contract import EngineStatus
 from weightsync.fsm.engine_table import AllApplied, CommitOrdered, FrameSeen, Opened, Session, ViewClosed
 from weightsync.fsm.errors import EngineError, EngineGone, EngineSilent, SetupError
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.receipt import Expectation, Participant
 from weightsync.fsm.results import EngineRow, RoundResult
 from weightsync.fsm.states import Disposition, Outcome

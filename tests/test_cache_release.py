@@ -18,9 +18,9 @@ import torch
 import weightsync
 from casekit.devicekit import FakeDevice
 from weightsync.cli import main
-from weightsync.fsm.contract import RoundView
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import MemoryShort, SetupError
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.record import Record
 from weightsync.fsm.releases import ACTIONS, Action, Boundary, Level
 from weightsync.fsm.round import Round

@@ -14,8 +14,8 @@ from casekit.bench import Bench, quick, threads
 from casekit.scripts import Injected, Raise
 from casekit.tensors import state
 from casekit.wrapped import Tripwire
-from weightsync.fsm.contract import RoundView
 from weightsync.fsm.errors import BridgeTimedOut
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.record import Record
 from weightsync.handlers import bridge_call
 from weightsync.joining import transport_for

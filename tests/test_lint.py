@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from weightsync.cli import main
 from weightsync.fsm.calls import Act
-from weightsync.fsm.contract import RoundView
 from weightsync.fsm.errors import LogUnreadable
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.lint import REPLAY, Linter
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record

@@ -11,9 +11,10 @@ import torch
 
 import weightsync
 from weightsync.fsm.calls import Act
-from weightsync.fsm.contract import Executor, RoundView, Undo, Weights
+from weightsync.fsm.contract import Weights
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import SetupError
+from weightsync.fsm.executors import Executor, RoundView, Undo
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record
 from weightsync.fsm.states import EngineState

@@ -15,9 +15,9 @@ from casekit.devicekit import FakeDevice
 from casekit.levels import eventually
 from casekit.rankteam import POLICY, Team, close_teams, three
 from weightsync.follower import FollowerSync
-from weightsync.fsm.contract import RoundView
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import BarrierAborted, BarrierTimeout, RankLost, SetupError
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.record import Record
 from weightsync.fsm.states import Disposition, EngineState, Outcome

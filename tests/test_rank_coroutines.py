@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from casekit.rankteam import Team, close_teams, three
-from weightsync.fsm.contract import RoundView
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.policy import Policy
 
 pytestmark = pytest.mark.timeout(60)

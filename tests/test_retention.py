@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import weightsync
-from weightsync.fsm.contract import Executor, RoundView, Weights
+from weightsync.fsm.contract import Weights
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import SetupError
+from weightsync.fsm.executors import Executor, RoundView
 from weightsync.handlers.retention import Retention
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import weightsync
-from weightsync.fsm.contract import RoundView, Weights
+from weightsync.fsm.contract import Weights
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import SetupError, SnapshotError
+from weightsync.fsm.executors import RoundView
 from weightsync.handlers.rollback import Rollback
 from weightsync.handlers.snapshots import Snapshots
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import weightsync
-from weightsync.fsm.contract import Executor, RoundView
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import SetupError, WeightSyncError
+from weightsync.fsm.executors import Executor, RoundView
 from weightsync.handlers.toggle import AllocatorSwitch, Toggle, expandable_segments
 from weightsync.testing.fakes import FakeWeights
 

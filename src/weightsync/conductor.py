@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from .books import EngineBooks
-from .fsm.contract import Clock, EngineLink, Executor, Transport, Weights
+from .fsm.contract import Clock, EngineLink, Transport, Weights
 from .fsm.driver import Driver
 from .fsm.errors import RoundTimedOut, WeightSyncError
+from .fsm.executors import Executor
 from .fsm.facts import opening
 from .fsm.ledger import LedgerKeeper, StaleVersion, VersionBound
 from .fsm.lock import LockKeeper

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any, Literal, Self
 
 from .fsm import checks
-from .fsm.contract import Executor
 from .fsm.errors import RankFailed, RankLost, SetupError
+from .fsm.executors import Executor
 from .fsm.exports import Decision, Planned
 from .fsm.plan import Plan
 from .fsm.policy import Policy

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from .backends import Backends
 from .fsm import checks
-from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
+from .fsm.contract import EngineLink, Transport, Weights
 from .fsm.errors import SetupError
+from .fsm.executors import Executor, Observer
 from .fsm.exports import Planned
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper

@@ -20,8 +20,9 @@ from .backends import Mode
 from .books import EngineBooks, Entry
 from .conductor import Conductor, Stage
 from .fsm import checks
-from .fsm.contract import EngineLink, Executor, Observer, Transport, Weights
+from .fsm.contract import EngineLink, Transport, Weights
 from .fsm.errors import SetupError
+from .fsm.executors import Executor, Observer
 from .fsm.ledger import LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy

@@ -15,8 +15,8 @@ import pytest
 
 from breakers import Changed, Patch
 from weightsync import sync
-from weightsync.fsm.contract import RoundView
 from weightsync.fsm.errors import MemoryShort, RankError, RoundCancelled
+from weightsync.fsm.executors import RoundView
 from weightsync.fsm.releases import Level
 from weightsync.fsm.votes import Meeting
 from weightsync.handlers import barrier

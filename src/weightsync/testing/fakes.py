@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..fsm.contract import Capabilities, EngineLink, EngineStatus, Port, RoundView, Ticket, Undo, Weights
+from ..fsm.contract import Capabilities, EngineLink, EngineStatus, Port, Ticket, Weights
 from ..fsm.engine import Answer, EngineMachine
 from ..fsm.engine_table import (
     AbortOrdered,
@@ -27,6 +27,7 @@ from ..fsm.engine_table import (
     ViewClosed,
 )
 from ..fsm.errors import EngineAsleep, EngineGone, IllegalEvent, TransportError
+from ..fsm.executors import RoundView, Undo
 from ..fsm.plan import Plan, make_plan, spec
 from ..fsm.receipt import Expectation, Participant, Receipt
 from ..fsm.sampling import WHOLE, Part, part_of

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from weightsync import Pending, Policy, RoundResult, SyncFailed, WeightSync
-from weightsync.fsm.contract import Executor, Observer, Transport
+from weightsync.fsm.contract import Transport
+from weightsync.fsm.executors import Executor, Observer
 from weightsync.fsm.journal import replay
 from weightsync.fsm.ledger import LedgerKeeper
 from weightsync.fsm.lock import LockKeeper

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from weightsync import FollowerSync, LocalEngine, Policy, TrainerRanks, WeightSync, receiver_for
-from weightsync.fsm.contract import RoundView
+from weightsync.fsm.executors import RoundView
 
 __all__ = ["LIMIT", "SILENT", "Processes", "serve"]
 

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from weightsync.follower import FollowerSync
-from weightsync.fsm.contract import Executor, Weights
+from weightsync.fsm.contract import Weights
+from weightsync.fsm.executors import Executor
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.results import RoundResult
 from weightsync.handlers.ranks import TrainerRanks
@@ -94,6 +95,9 @@ class Team:
 
     def close(self) -> None:
         """Give every thread back."""
+        for follower in self.followers:  # its end is not told: the store may hang
+            follower._rounds.close()
+            follower._bridge.close()
         for ranks in self.ranks:
             ranks.close()
         self.pool.shutdown(wait=False)

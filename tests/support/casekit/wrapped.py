@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weightsync.fsm.contract import Capabilities, EngineLink, Port, RoundView, Transport, Undo, Weights
+from weightsync.fsm.contract import Capabilities, EngineLink, Port, Transport, Weights
+from weightsync.fsm.executors import RoundView, Undo
 from weightsync.fsm.plan import Plan
 from weightsync.fsm.receipt import Participant
 

@@ -1,0 +1,86 @@
+"""What plugs into a round beside those who move it: executors, and observers.
+
+* **Executor** is what a trainer owes around a round (memory, barriers, retention). ``prepare`` hands back
+  its undo; ``clean`` runs on the good path instead of it. What it did and what that cost it *notes*.
+* **Observer** is called with every record, and can change nothing.
+
+Like ``contract.py`` these are ``Protocol``s without defaults, and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .contract import Weights
+from .engine_table import Session
+from .plan import Plan
+
+__all__ = ["Executor", "Note", "Observer", "RoundView", "Undo"]
+
+
+class Note(Protocol):
+    """Writes a line about an executor's work into the round's log. From any thread; never waits."""
+
+    def __call__(
+        self,
+        event: str,
+        /,
+        *,
+        trigger: str,
+        executor: str,
+        seconds: float | None = None,
+        freed: int | None = None,
+        rank: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``event`` is one of ``fsm.record.NOTES``; ``facts`` are plain values.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+
+
+def _untold(event: str, /, **_: Any) -> None:
+    """Of a round that keeps no log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What an executor is told of the round it works for.
+
+    Args:
+        note: for the log.
+    """
+
+    session: Session
+    step: int
+    attempt: int
+    plan: Plan | None
+    weights: Weights
+    note: Note = _untold
+
+
+Undo = Callable[[], None]
+
+
+class Executor(Protocol):
+    """What a trainer owes around a round."""
+
+    @property
+    def name(self) -> str:
+        """For the log and for errors."""
+
+    def prepare(self, round: RoundView) -> Undo | None:
+        """Before the engines are paused. Hands back what undoes it; called at most once."""
+
+    def clean(self, round: RoundView) -> None:
+        """After the publication, before the engines resume; the undo is dropped when this returns."""
+
+
+class Observer(Protocol):
+    """Called with each record after the commit. It can fire nothing; if it raises, it is disabled."""
+
+    def __call__(self, record: Any, /) -> None:
+        """Take note of ``record``, an ``fsm.record.Record``."""
