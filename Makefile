@@ -24,7 +24,7 @@ PEER    := verl==0.9.1
 # One after the other, also under `make -j`: pip works alone, the cheapest check comes first, and the tests
 # watch the clock.
 .NOTPARALLEL:
-.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint bench-samehost explore twins mutants chaos clean distclean
+.PHONY: help install dev demo test quick lint types format coverage diagrams outcomes bench-core bench-lint bench-handlers bench-samehost explore twins mutants chaos clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ bench-core: $(RUNTIME) ## measure the machine, and an empty round over Ray besid
 
 bench-lint: $(RUNTIME) ## measure what linting a log of ten thousand rounds costs
 	$(BIN)/python -m benchmarks.lint
+
+bench-handlers: $(RUNTIME) ## measure what the trainer's handlers cost, as ratios; ARGS="--check" holds them to their budgets
+	$(BIN)/python -m benchmarks.handlers $(ARGS)
 
 # Without it the benchmark runs as well, and says that it is not there.
 $(VERL)/.installed: constraints.txt
