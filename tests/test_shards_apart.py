@@ -99,6 +99,8 @@ def test_a_failed_round_is_rolled_back_to_what_is_kept(pair: Pair, form: str, ha
         assert seen["dirty"], "the failed round has changed nothing, so nothing is shown"
         assert (seen["back"], seen["newest"]) == (True, True)
         assert seen["kept"] == ((0,) if handler else (1, 2))
+        rounds = ["prepare", "clean", "prepare", "undo", "prepare", "clean"]
+        assert seen["awaited"] == (rounds if handler else [])
 
 
 # -- refused ----------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from weightsync import (
     CachedExport,
+    CacheRelease,
     FollowerSync,
     FsdpExporter,
     LocalEngine,
@@ -23,6 +25,7 @@ from weightsync import (
     WeightSync,
     receiver_for,
 )
+from weightsync.fsm.executors import RoundView
 from weightsync.handlers import forms, slots, snapshots
 from weightsync.handlers.holding import Holding
 from weightsync.handlers.snapshots import Snapshots
@@ -411,10 +414,34 @@ def block_that_ends(stage: Stage, form: str, rank: int, how: str) -> dict[str, A
     return {"what": what, "same": same, "says": trainer.says() == twin.says(), "loans": len(kept._loans)}
 
 
+class Awaits:
+    """A handler of coroutines, beside the others."""
+
+    name = "awaits"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def prepare(self, round: RoundView) -> Callable[[], Awaitable[None]]:
+        """Hands back an undo that is one, too."""
+        await asyncio.sleep(0)
+        self.done.append("prepare")
+        return self._undo
+
+    async def clean(self, round: RoundView) -> None:
+        """The good end."""
+        await asyncio.sleep(0)
+        self.done.append("clean")
+
+    async def _undo(self) -> None:
+        await asyncio.sleep(0)
+        self.done.append("undo")
+
+
 def rolled_back(stage: Stage, form: str, handler: bool) -> dict[str, Any]:
     """A round of this trainer fails on one engine; it gets the published version, and the trainer goes on.
 
-    By words of its own with tensors that it has gathered, or by the handler with an export.
+    By words of its own with tensors that it has gathered; or by an export and handlers, with others of them.
     """
     trainer, failing = Trainer(form), [False]
     kept = stage.keeper(trainer.model, buffers=True)
@@ -435,7 +462,9 @@ def rolled_back(stage: Stage, form: str, handler: bool) -> dict[str, Any]:
         for engine, name in zip(engines, ("e0", "e1"), strict=True)
     ]
     policy = Policy(on_engine_failure="quarantine", quorum=1, bucket_bytes=64)
-    more: Any = {"policy": policy, "handlers": [Rollback(kept)] if handler else []}
+    awaits = Awaits()
+    handlers = [CacheRelease(), Rollback(kept), awaits] if handler else []
+    more: Any = {"policy": policy, "handlers": handlers}
     sync: Any = FollowerSync(ranks, **more) if stage.rank else WeightSync(links, ranks=ranks, **more)
     export = CachedExport(FsdpExporter(trainer.model))
 
@@ -464,7 +493,8 @@ def rolled_back(stage: Stage, form: str, handler: bool) -> dict[str, Any]:
         "dirty": not leads or all(each != published for each in dirty),
         "back": not leads or all(each == published for each in back),
         "newest": held(trainer.model) == newest,
-        "kept": kept.versions, "why": [str(each.error) for each in (first, failed, again)],
+        "kept": kept.versions, "awaited": awaits.done,
+        "why": [str(each.error) for each in (first, failed, again)],
     }  # fmt: skip
 
 
