@@ -226,6 +226,7 @@ def test_a_rank_that_was_started_again_joins_the_run_that_goes_on() -> None:
     team = Team(silent=0.4)
     for number in range(1, 12):
         assert all(each.ok for each in team.results(team.step(number, *three(number))))
+    team.followers[1]._rounds.close()
     team.ranks[2].close()
     team.ranks[2] = TrainerRanks(team.store, 2, 3, limit=20.0, silent=0.4, name="t")
     team.followers[1] = FollowerSync(team.ranks[2])
