@@ -13,6 +13,8 @@ WeightSyncError            everything this library raises on purpose
  |   `- PlanUnknown        only a plan's fingerprint was sent, and the engine does not know it (any more)
  |- LockError              the lock service refused
  |- LedgerError            the version ledger refused
+ |   |- VersionAhead       a sample's version is newer than everything in the ledger
+ |   `- VersionUnknown     a sample was generated with weights of no version
  |- EngineError            an engine refused or failed
  |   |- StaleSession       a frame, commit or open of a session that is not the open one
  |   |- EngineGone         the engine is dead, or another incarnation answers in its place
@@ -33,6 +35,8 @@ WeightSyncError            everything this library raises on purpose
  |   `- RankLost           a rank is dead, frozen or cut off
  |       `- BarrierTimeout  ranks did not come to a barrier within its bound
  |- MemoryShort            the other side of a device lacks memory that this process uses
+ |- ResidencyError         a part cannot be brought into memory, or not be let go of
+ |   `- NotRebuilt         parameters are not, or would not be, what their masters make of them
  |- RaisedElsewhere        another rank raised it; this one is told
  |- SnapshotError          the trainer's weights cannot be kept, or not be put back
  |   |- VersionNotKept     nothing is kept under that number
@@ -85,6 +89,7 @@ __all__ = [
     "LockError",
     "LogUnreadable",
     "MemoryShort",
+    "NotRebuilt",
     "PlanError",
     "PlanMismatch",
     "PlanUnknown",
@@ -97,6 +102,7 @@ __all__ = [
     "ReceiptRefused",
     "Reentrant",
     "ReplayMismatch",
+    "ResidencyError",
     "RoundCancelled",
     "RoundError",
     "RoundInProgress",
@@ -108,7 +114,9 @@ __all__ = [
     "SyncFailed",
     "TableError",
     "TransportError",
+    "VersionAhead",
     "VersionNotKept",
+    "VersionUnknown",
     "WeightSyncError",
     "WeightsGone",
     "WeightsInUse",
@@ -166,6 +174,14 @@ class LockError(WeightSyncError):
 
 class LedgerError(WeightSyncError):
     """The version ledger refused."""
+
+
+class VersionAhead(LedgerError):
+    """A sample was generated with a version that the ledger has never heard of."""
+
+
+class VersionUnknown(LedgerError):
+    """A sample was generated, in part at least, with weights that have no version."""
 
 
 class EngineError(WeightSyncError):
@@ -266,6 +282,14 @@ class MemoryShort(WeightSyncError):
 
 class RaisedElsewhere(WeightSyncError):
     """The error was raised on another rank, which has the object; here are its kind and its text."""
+
+
+class ResidencyError(WeightSyncError):
+    """A part of the trainer or of an engine cannot be brought into memory, or not be let go of."""
+
+
+class NotRebuilt(ResidencyError):
+    """Parameters of low precision are not what their masters make of them, bit for bit."""
 
 
 class SnapshotError(WeightSyncError):

@@ -10,6 +10,10 @@ at which it waits. One gate therefore serves threads and any number of loops, on
 once.
 
 Admission does not nest: somebody inside who asks again while the gate is being closed waits for himself.
+
+A gate can be *held* as well, by whoever has let go of memory that generation needs. It then admits nobody,
+open or not, until every hold has been let go of: a round opens the gate of an engine that serves the old
+version, and may not know that its cache is not there.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Gate:
         self._changed = threading.Condition()
         self._open = True
         self._inside = 0
+        self._holds: set[str] = set()
         self._wakers: list[Callable[[], None]] = []
 
     @property
@@ -58,7 +63,7 @@ class Gate:
             EnginePaused: the gate stayed closed for that long.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._open, limit):
+            if not self._changed.wait_for(self._admits, limit):
                 raise self._still_closed(limit)
             self._inside += 1
         try:
@@ -114,11 +119,50 @@ class Gate:
         with self._changed:
             self._set_open()
 
+    def hold(self, why: str, limit: float) -> None:
+        """Admit nobody until ``let_go(why)``, and wait until nobody is inside. Harmless if it is held so.
+
+        Raises:
+            EngineSilent: somebody was still inside after ``limit`` seconds; this hold is not there then.
+        """
+        with self._changed:
+            held = why in self._holds
+            self._holds.add(why)
+            if not self._changed.wait_for(lambda: not self._inside, limit):
+                if not held:
+                    self._holds.discard(why)
+                    self._wake()
+                raise EngineSilent(
+                    f"{self._name} could not be held for its {why}: {self._inside} generations still ran "
+                    f"after {limit:g} s; allow more time, or make each generation shorter"
+                )
+
+    def let_go(self, why: str) -> None:
+        """End that hold. Harmless if there is none."""
+        with self._changed:
+            self._holds.discard(why)
+            self._wake()
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """What it is held for."""
+        with self._changed:
+            return frozenset(self._holds)
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _admits(self) -> bool:
+        return self._open and not self._holds
 
     def _set_open(self) -> None:
         self._open = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits looks again, if there may be something to see."""
         self._changed.notify_all()
+        if not self._admits():
+            return
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
             with suppress(RuntimeError):  # the loop of this one is closed: nobody waits there any more
@@ -127,8 +171,8 @@ class Gate:
     def _entered(self) -> bool:
         """Go in if the gate is open. The condition is held for a moment only, by anybody."""
         with self._changed:
-            self._inside += self._open
-            return self._open
+            self._inside += (admits := self._admits())
+            return admits
 
     def _leave(self) -> None:
         with self._changed:
@@ -148,7 +192,7 @@ class Gate:
             loop.call_soon_threadsafe(release)
 
         with self._changed:
-            if self._open:
+            if self._admits():
                 return
             self._wakers.append(wake)
         try:
@@ -158,4 +202,7 @@ class Gate:
                 self._wakers.remove(wake)
 
     def _still_closed(self, limit: float | None) -> EnginePaused:
-        return EnginePaused(f"{self._name} stayed paused for {limit or 0:g} s; its weights are being updated")
+        why = "its weights are being updated"
+        if holds := ", ".join(sorted(self._holds)):
+            why = f"it has no memory for its {holds}"
+        return EnginePaused(f"{self._name} stayed paused for {limit or 0:g} s; {why}")

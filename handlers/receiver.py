@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ from .known_plans import KnownPlans
 from .openings import Openings
 from .rank import Rank
 from .reception import Reception
+from .segments import Running, Segments
 
 __all__ = ["FAULT_POINTS", "Receiver"]
 
@@ -105,6 +107,7 @@ class Receiver:
         self._job: _Job | None = None
         self._plans = KnownPlans(engine)
         self._opens = Openings(self._answered)
+        self._segments = Segments(self.gate, lambda: self._machine.facts)
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -142,6 +145,14 @@ class Receiver:
         plan = plan or (self._job.plan if self._job else None)
         plan = plan or make_plan(self._sink.manifest(), bucket_bytes=1 << 62)
         return self._digest(plan, self._sink.live(plan))
+
+    def segment(self, limit: float | None = None) -> AbstractContextManager[Running]:
+        """Generate one segment of a sample inside this context; ``.done`` then says with which versions."""
+        return self._segments.of_thread(limit)
+
+    def segment_async(self, limit: float | None = None) -> AbstractAsyncContextManager[Running]:
+        """The same for coroutines."""
+        return self._segments.of_task(limit)
 
     # -- the trainer's words -------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .fsm.errors import LayoutChanged as LayoutChanged
     from .fsm.errors import LeaseEnded as LeaseEnded
     from .fsm.errors import MemoryShort as MemoryShort
+    from .fsm.errors import NotRebuilt as NotRebuilt
     from .fsm.errors import PlanError as PlanError
     from .fsm.errors import PlanMismatch as PlanMismatch
     from .fsm.errors import RankError as RankError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .fsm.errors import RankLost as RankLost
     from .fsm.errors import RanksDisagree as RanksDisagree
     from .fsm.errors import ReceiptRefused as ReceiptRefused
+    from .fsm.errors import ResidencyError as ResidencyError
     from .fsm.errors import RoundCancelled as RoundCancelled
     from .fsm.errors import RoundInProgress as RoundInProgress
     from .fsm.errors import RoundTimedOut as RoundTimedOut
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
     from .fsm.errors import SnapshotSpoiled as SnapshotSpoiled
     from .fsm.errors import SyncFailed as SyncFailed
     from .fsm.errors import TransportError as TransportError
+    from .fsm.errors import VersionAhead as VersionAhead
     from .fsm.errors import VersionNotKept as VersionNotKept
+    from .fsm.errors import VersionUnknown as VersionUnknown
     from .fsm.errors import WeightsGone as WeightsGone
     from .fsm.errors import WeightsInUse as WeightsInUse
     from .fsm.errors import WeightSyncError as WeightSyncError
@@ -56,9 +60,13 @@ if TYPE_CHECKING:
     from .fsm.lock import LockError as LockError
     from .fsm.policy import LORA as LORA
     from .fsm.policy import Policy as Policy
+    from .fsm.residency import offload as offload
+    from .fsm.residency import onload as onload
     from .fsm.results import EngineRow as EngineRow
     from .fsm.results import PassedOver as PassedOver
     from .fsm.results import RoundResult as RoundResult
+    from .fsm.spans import SampleVersions as SampleVersions
+    from .fsm.spans import Segment as Segment
     from .fsm.states import Disposition as Disposition
     from .fsm.states import EngineState as EngineState
     from .fsm.states import Outcome as Outcome
@@ -78,6 +86,13 @@ if TYPE_CHECKING:
     from .handlers.ray_engine import RayEngine as RayEngine
     from .handlers.ray_lock import RayLock as RayLock
     from .handlers.ray_store import RayStore as RayStore
+    from .handlers.rebuilt import Rebuilt as Rebuilt
+    from .handlers.residency import Residency as Residency
+    from .handlers.residency import shift as shift
+    from .handlers.resident_parts import CalledPart as CalledPart
+    from .handlers.resident_parts import Gated as Gated
+    from .handlers.resident_parts import HostCopy as HostCopy
+    from .handlers.resident_parts import Scratch as Scratch
     from .handlers.retention import Retention as Retention
     from .handlers.rollback import Rollback as Rollback
     from .handlers.snapshots import Snapshots as Snapshots
@@ -106,6 +121,7 @@ _HOME = {
     "BridgeTimedOut": ".fsm.errors",
     "CacheRelease": ".handlers.cache_release",
     "CachedExport": ".handlers.exports",
+    "CalledPart": ".handlers.resident_parts",
     "CollectiveTransport": ".transports.collective",
     "CudaIpcTransport": ".transports.cuda_ipc",
     "Disposition": ".fsm.states",
@@ -122,7 +138,9 @@ _HOME = {
     "FollowerSync": ".follower",
     "Fp8Exporter": ".handlers.fp8_export",
     "FsdpExporter": ".handlers.fsdp_export",
+    "Gated": ".handlers.resident_parts",
     "HealthWatch": ".handlers.monitor",
+    "HostCopy": ".handlers.resident_parts",
     "LORA": ".fsm.policy",
     "LayoutChanged": ".fsm.errors",
     "LeaseEnded": ".fsm.errors",
@@ -132,6 +150,7 @@ _HOME = {
     "MegatronExporter": ".handlers.megatron_export",
     "MemoryShort": ".fsm.errors",
     "MemoryTransport": ".transports.memory",
+    "NotRebuilt": ".fsm.errors",
     "ObjectStoreTransport": ".transports.objects",
     "Outcome": ".fsm.states",
     "PassedOver": ".fsm.results",
@@ -149,13 +168,19 @@ _HOME = {
     "RayLock": ".handlers.ray_lock",
     "RayReceiver": ".ray_receiver",
     "RayStore": ".handlers.ray_store",
+    "Rebuilt": ".handlers.rebuilt",
     "ReceiptRefused": ".fsm.errors",
+    "Residency": ".handlers.residency",
+    "ResidencyError": ".fsm.errors",
     "Retention": ".handlers.retention",
     "Rollback": ".handlers.rollback",
     "RoundCancelled": ".fsm.errors",
     "RoundInProgress": ".fsm.errors",
     "RoundResult": ".fsm.results",
     "RoundTimedOut": ".fsm.errors",
+    "SampleVersions": ".fsm.spans",
+    "Scratch": ".handlers.resident_parts",
+    "Segment": ".fsm.spans",
     "SetupError": ".fsm.errors",
     "SharedMemoryTransport": ".transports.shm",
     "SnapshotError": ".fsm.errors",
@@ -169,15 +194,20 @@ _HOME = {
     "TorchWeights": ".transports.weights",
     "TrainerRanks": ".handlers.ranks",
     "TransportError": ".fsm.errors",
+    "VersionAhead": ".fsm.errors",
     "VersionNotKept": ".fsm.errors",
+    "VersionUnknown": ".fsm.errors",
     "WeightSync": ".sync",
     "WeightSyncError": ".fsm.errors",
     "WeightsGone": ".fsm.errors",
     "WeightsInUse": ".fsm.errors",
     "WorldMismatch": ".fsm.errors",
     "expandable_segments": ".handlers.toggle",
+    "offload": ".fsm.residency",
+    "onload": ".fsm.residency",
     "ray_engine": ".ray_receiver",
     "receiver_for": ".engine",
+    "shift": ".handlers.residency",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the table above is the list

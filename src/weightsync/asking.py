@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .fsm.contract import EngineLink, EngineStatus
 from .fsm.errors import EngineAsleep, EngineSilent, EngineUnknown, WorldMismatch
 
-__all__ = ["Said", "ask", "check"]
+__all__ = ["Said", "ask", "awake", "check"]
 
 _GLANCE = 0.2
 """Seconds between two looks whether a first contact is still wanted."""
@@ -76,6 +76,11 @@ def ask(
                 yield Said(name, error=error)
         elif not stopped() and time.monotonic() >= begun + mine:
             yield Said(name, error=_silent(name, mine, first=new), waited=new)
+
+
+def awake(said: Said) -> Said:
+    """The same of an engine that will be woken before it has to be."""
+    return said if said.status is None else replace(said, status=replace(said.status, asleep=False))
 
 
 def check(name: str, status: EngineStatus, ranks: int | None) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from .asking import ask
+from .asking import ask, awake
 from .entries import Entry, learnt, rests
 from .fsm.contract import EngineLink
 from .fsm.errors import (
@@ -52,6 +52,8 @@ class EngineBooks:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
+        self.wakes: frozenset[str] = frozenset()
+        """Engines that rounds wake themselves, so that they may be asleep before one."""
         self._backoff, self.now = backoff, now
         for link in links:
             if link.id in self.links:
@@ -162,6 +164,7 @@ class EngineBooks:
         everybody: bool = False,
         without: Collection[str] = (),
         stopped: Callable[[], bool] = lambda: False,
+        before_a_round: bool = False,
     ) -> set[str]:
         """Ask the engines whose incarnation is not certain what they are, all at once.
 
@@ -173,6 +176,7 @@ class EngineBooks:
             everybody: ask those who are certain, too.
             without: nobody asks these.
             stopped: whether nobody wants to know any more.
+            before_a_round: then those that rounds wake may be asleep.
 
         Returns:
             Whose answer was written down. It is not if a round was over before it came, if there is another
@@ -188,11 +192,12 @@ class EngineBooks:
         heard = set()
         for said in ask(asked, limit, first=first, starting=starting, spare=spare, stopped=stopped):
             name, ranks = said.name, getattr(asked[said.name], "ranks", None)
+            told = awake(said) if before_a_round and name in self.wakes else said
             with self._turn:
                 # Else what it said is older than what a round has proved, or it is another's by now.
                 present = self._rounds == rounds and self.links is links
                 if present and self._answered.get(name, 0) < question:
-                    self._entries[name] = learnt(self._entries[name], said, ranks, self._ours)
+                    self._entries[name] = learnt(self._entries[name], told, ranks, self._ours)
                     self._answered[name] = question
                     heard.add(name)
         return heard

@@ -171,7 +171,7 @@ class Conductor:
         limits = self._stage.policy.limits()
         self._stage.books.refresh(
             limits.engine, first=limits.first_contact, spare=spare, everybody=everybody, without=without,
-            stopped=lambda: pending.cancelled is not None,
+            stopped=lambda: pending.cancelled is not None, before_a_round=True,
         )  # fmt: skip
         return max(begun, self._stage.clock.now() - limits.engine)
 

@@ -23,7 +23,7 @@ from .fsm import checks
 from .fsm.contract import EngineLink, Transport, Weights
 from .fsm.errors import SetupError
 from .fsm.executors import Executor, Observer
-from .fsm.ledger import LedgerKeeper
+from .fsm.ledger import Ledger, LedgerKeeper
 from .fsm.lock import LockKeeper
 from .fsm.policy import Policy
 from .fsm.results import RoundResult
@@ -88,6 +88,7 @@ class WeightSync:
         self._transport = transport_for(transport, self.policy, transports(backends))
         self._bridge = LoopBridge()
         executors, observers = sort_handlers(handlers, self._bridge, self.policy)
+        self._books.wakes = frozenset(name for each in executors for name in getattr(each, "wakes", ()))
         self._check(list(self._books.wanted.values()))
         self._lock = lock_for(lock, self.policy.lease)
         self._ledger = ledger_for(ledger)
@@ -236,6 +237,10 @@ class WeightSync:
     def version(self) -> int | None:
         """The published version; None before the first."""
         return self._ledger.version()
+
+    def ledger(self) -> Ledger:
+        """What the version ledger says now, for ``SampleVersions.staleness``."""
+        return self._ledger.current()
 
     # -- ending ----------------------------------------------------------------------------------------------
 
