@@ -20,6 +20,7 @@ included.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 
@@ -77,43 +78,66 @@ class Residency:
         self.wakes = frozenset(engine for engine in woken if engine is not None)
         """Engines that may be asleep when a round begins, because this wakes them."""
         self._done: list[Move] = []
+        self._round = ""
+        """Whose moves were begun, and are neither cleaned up nor undone."""
+        self._turn = threading.Lock()
 
     def prepare(self, round: RoundView) -> Undo | None:
         """Make the moves of ``before``; the undo takes them back, and releases.
 
         Raises:
             MemoryShort: the moves need more than ``capacity``. None was made.
-            ResidencyError: the round sends from the memory of a part that is to go first. None was made.
+            ResidencyError: the round sends from the memory of a part that is to go first, or an older round's
+                moves are not over. None was made.
         """
         view = round
-        self._refuse(view)
-        self._done = []
+        if not self._turn.acquire(blocking=False):
+            raise self._busy()
         try:
-            self._go(self._course.before, view.note)
-        except BaseException as error:
-            for line in self._put_back(view.note):
-                error.add_note(f"and {line}")
-            raise
+            if self._round:
+                raise self._busy()
+            self._refuse(view)
+            self._done, self._round = [], view.session.round
+            try:
+                self._go(self._course.before, view.note)
+            except BaseException as error:
+                for line in self._put_back(view.note):
+                    error.add_note(f"and {line}")
+                raise
+        finally:
+            self._turn.release()
         return lambda: self._undo(view.note)
 
     def clean(self, round: RoundView) -> None:
         """Release, and make the moves of ``after``."""
-        self._go((*self._course.release, *self._course.after), round.note)
-        self._done = []
+        with self._turn:
+            self._go((*self._course.release, *self._course.after), round.note)
+            self._done, self._round = [], ""
+
+    def _busy(self) -> ResidencyError:
+        return ResidencyError(
+            f"{self.name} has not finished the moves of round {self._round}: a part is slow, or hangs"
+        )
 
     def _go(self, moves: Sequence[Move], note: Note) -> None:
         for move in moves:
             if move.needed:
-                _make(move, self._course.parts, note, self.name)
-                self._done.append(move)
+                try:
+                    _make(move, self._course.parts, note, self.name)
+                finally:
+                    if not move.needed:  # also of one that has come, or gone, and raised then
+                        self._done.append(move)
 
     def _undo(self, note: Note) -> None:
-        if failures := self._put_back(note):
+        with self._turn:
+            failures = self._put_back(note)
+        if failures:
             raise ResidencyError(f"{self.name} could not be put back: {'; '.join(failures)}")
 
     def _put_back(self, note: Note) -> list[str]:
         """All that is owed, as far as it can be done; what failed, a line each."""
-        owed, self._done = self._course.owed(tuple(self._done)), []
+        owed = self._course.owed(tuple(self._done))
+        self._done, self._round = [], ""
         failures: list[str] = []
         stuck = False
         for move in owed:
@@ -158,11 +182,14 @@ def shift(*moves: Move) -> None:
     """
     done: list[Move] = []
     for move in _moves("moves", moves, "shift"):
+        if not move.needed:
+            continue
         try:
-            if move.needed:
-                _make(move, (), _untold, "shift")
-                done.append(move)
+            _make(move, (), _untold, "shift")
+            done.append(move)
         except BaseException as error:
+            if not move.needed:
+                done.append(move)
             for other in Course(tuple(done)).owed(done):
                 try:
                     (other.part.onload if other.resident else other.part.offload)()

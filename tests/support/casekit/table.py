@@ -30,6 +30,7 @@ class Case:
 
 
 _ASYNC, _ENGINES, _LOCKS = "test_cases_async.py", "test_cases_engines.py", "test_cases_locks.py"
+_MEMORY = "test_cases_memory.py"
 _MEMBERS, _RAY, _TENSORS = "test_cases_members.py", "test_cases_ray.py", "test_cases_tensors.py"
 _WAITS, _GUARDS, _LEAKS = "test_cases_waits.py", "test_cases_guards.py", "test_cases_leaks.py"
 _CHAOS, _PACKAGING, _SHM = "test_chaos_lock.py", "test_packaging.py", "test_shm_ray.py"
@@ -184,7 +185,16 @@ CASES: dict[str, Case] = {
     ),
     "B26": Case(
         "three copies in memory at once",
-        lands={"all": "issue 5: it needs the handlers that put trainer and engine to sleep and wake them"},
+        {
+            "all": _in(
+                _MEMORY,
+                "test_b26_a_good_round_never_passes_what_there_is",
+                "test_b26_an_order_that_cannot_fit_is_refused_before_anything_moves",
+                "test_b26_wherever_it_fails",
+                "test_b26_what_cannot_be_put_back_is_not_piled_up",
+                "test_b26_an_update_to_a_sleeping_engine_is_refused",
+            )
+        },
     ),
     "B27": Case(
         "strides",
