@@ -63,7 +63,6 @@ class Move:
             )
         checks.flag("Move", "resident", self.resident)
 
-    @property
     def needed(self) -> bool:
         """Whether it would change anything now."""
         return self.part.resident() is not self.resident

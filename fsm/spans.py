@@ -117,7 +117,7 @@ class SampleVersions:
         checks.kind("staleness", "ledger", ledger, Ledger, "a ledger is needed, such as sync.ledger()")
         numbers = self._numbers()
         if (known := ledger.newest) is None or max(numbers) > known:
-            ahead = next(each for each in self.segments if known is None or _highest(each) > known)
+            ahead = max(self.segments, key=_highest)
             raise VersionAhead(
                 f"version {_highest(ahead)} of engine {ahead.engine} is newer than any in the ledger "
                 f"(its newest is {_name(known)}): another trainer's, or the ledger was lost; give the "

@@ -130,5 +130,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _digest(tensors: Iterable[torch.Tensor]) -> str:
     found = hashlib.sha256()
     for each in tensors:
-        found.update(_bits(each).cpu().numpy().tobytes())
+        # Of a copy: what was ever shown to numpy cannot be resized any more.
+        found.update(_bits(each).clone().cpu().numpy().tobytes())
     return found.hexdigest()

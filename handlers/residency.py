@@ -121,11 +121,11 @@ class Residency:
 
     def _go(self, moves: Sequence[Move], note: Note) -> None:
         for move in moves:
-            if move.needed:
+            if move.needed():
                 try:
                     _make(move, self._course.parts, note, self.name)
                 finally:
-                    if not move.needed:  # also of one that has come, or gone, and raised then
+                    if not move.needed():  # also of one that has come, or gone, and raised then
                         self._done.append(move)
 
     def _undo(self, note: Note) -> None:
@@ -145,7 +145,7 @@ class Residency:
                 failures.append(f"{move} was not tried: what should have gone before it is still there")
                 continue
             try:
-                if move.needed:
+                if move.needed():
                     _make(move, self._course.parts, note, self.name)
             except Exception as error:  # noqa: BLE001 - it is told, and the others are owed all the same
                 stuck = stuck or not move.resident
@@ -182,13 +182,13 @@ def shift(*moves: Move) -> None:
     """
     done: list[Move] = []
     for move in _moves("moves", moves, "shift"):
-        if not move.needed:
+        if not move.needed():
             continue
         try:
             _make(move, (), _untold, "shift")
             done.append(move)
         except BaseException as error:
-            if not move.needed:
+            if not move.needed():
                 done.append(move)
             for other in Course(tuple(done)).owed(done):
                 try:
@@ -203,7 +203,7 @@ def _make(move: Move, parts: Sequence[Part], note: Note, executor: str) -> None:
     before, began = _used(parts), time.monotonic()
     (move.part.onload if move.resident else move.part.offload)()
     seconds, after = time.monotonic() - began, _used(parts)
-    if move.needed:
+    if move.needed():
         raise ResidencyError(f"{move} was done, and the part says that it is not {_where(move)} memory")
     note(
         "action", trigger=move.word, executor=executor, seconds=round(seconds, 6), freed=before - after,

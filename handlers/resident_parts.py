@@ -75,7 +75,7 @@ def _storages(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedS
         if not storage.resizable() or storage.is_shared():
             raise ResidencyError(
                 f"{name}: a tensor of shape {tuple(each.shape)} lies in memory that is shared with another "
-                "process, or is not torch's own: give it memory of its own (clone)"
+                "process, or is not torch's alone (numpy has seen it): give it memory of its own (clone)"
             )
         found[storage.data_ptr()] = storage
     return list(found.values())

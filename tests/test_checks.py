@@ -25,6 +25,7 @@ from weightsync.testing.scene import Trainer, close_all
 MODULE = torch.nn.Linear(2, 2)
 RANK = weightsync.TrainerRanks(Store(), 1, 2)
 EXPORTER = weightsync.FsdpExporter(MODULE)
+PART = weightsync.CalledPart("cache", on=print, off=print)
 
 
 class Plain:
@@ -267,6 +268,34 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: weightsync.RankVotes(5, 0, 1), "RankVotes(store=5): a store of torch.distributed is needed"),  # type: ignore[arg-type]
     (lambda: weightsync.RankVotes(Store(), 0, 1, limit=0), "RankVotes(limit=0): a finite number of seconds"),
     (lambda: weightsync.Rollback(MODULE), "Rollback(snapshots=<Linear>): Snapshots(model) is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.Residency(before=PART), "Residency(before=<CalledPart>): a list of moves is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.Residency(before=[PART]), "Residency(before=<CalledPart>): a list of moves is"),  # type: ignore[list-item]
+    (lambda: weightsync.Residency(before="ab"), "Residency(before='ab'): a list of moves is needed: onload("),  # type: ignore[arg-type]
+    (lambda: weightsync.Residency(failed=5), "Residency(failed=5): a list of moves is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.Residency(capacity=0), "Residency(capacity=0): a whole number of at least 1 is"),
+    (lambda: weightsync.Residency(name=""), "Residency(name=''): a name is needed"),
+    (lambda: weightsync.shift(PART), "shift(moves=<CalledPart>): a list of moves is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.onload(MODULE), "Move(part=<Linear>): a part is needed, such as HostCopy('optimi"),  # type: ignore[arg-type]
+    (lambda: weightsync.offload("cache"), "Move(part='cache'): a part is needed, such as HostCopy('optim"),  # type: ignore[arg-type]
+    (lambda: weightsync.HostCopy(MODULE, "a"), "HostCopy(name=<Linear>): a name is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.HostCopy("a", 5), "HostCopy(tensors=5): a module, an optimizer, a mapping or a"),  # type: ignore[arg-type]
+    (lambda: weightsync.HostCopy("a", [5]), "HostCopy(tensors=5): a module, an optimizer, a mapping or a"),  # type: ignore[list-item]
+    (lambda: weightsync.HostCopy("a", MODULE.parameters()), "HostCopy(tensors=<generator>): a module, an"),
+    (lambda: weightsync.Scratch("a", torch.ones(2)), "Scratch(tensors=<Tensor>): a module, an optimizer, a"),
+    (lambda: weightsync.Rebuilt("a", MODULE, {}), "Rebuilt(parameters=<Linear>): a mapping of names to te"),  # type: ignore[arg-type]
+    (lambda: weightsync.Rebuilt("a", {"w": torch.ones(2)}, {"w": 5}), "Rebuilt(masters['w']=5): a tensor is"),  # type: ignore[dict-item]
+    (lambda: weightsync.Rebuilt("a", {}, {}, proofs=-1), "Rebuilt(proofs=-1): a whole number of at least 0"),
+    (lambda: weightsync.CalledPart("a", on=5, off=print), "CalledPart(on=5): a function is needed, which"),  # type: ignore[arg-type]
+    (lambda: weightsync.CalledPart("a", on=print, off=print, nbytes=-1), "CalledPart(nbytes=-1): a whole num"),
+    (lambda: weightsync.CalledPart("a", on=print, off=print, resident=1), "CalledPart(resident=1): True or F"),  # type: ignore[arg-type]
+    (lambda: weightsync.CalledPart("a", on=print, off=print, engine=5), "CalledPart(engine=5): a name is ne"),  # type: ignore[arg-type]
+    (lambda: weightsync.Gated(MODULE, receiver()), "Gated(part=<Linear>): a part is needed, such as HostCopy"),  # type: ignore[arg-type]
+    (lambda: weightsync.Gated(PART, MODULE), "Gated(receiver=<Linear>): a receiver is needed, as receiver_for"),  # type: ignore[arg-type]
+    (lambda: weightsync.Gated(PART, receiver(), limit=0), "Gated(limit=0): a finite number of seconds"),
+    (lambda: weightsync.Segment(5, "a", 0, 0), "Segment(engine=5): a name is needed"),  # type: ignore[arg-type]
+    (lambda: weightsync.Segment("a", "b", -1, 0), "Segment(began=-1): a whole number of at least 0 is needed"),
+    (lambda: weightsync.SampleVersions(5), "SampleVersions(segments=5): segments are needed, as a receiver"),  # type: ignore[arg-type]
+    (lambda: weightsync.SampleVersions().staleness(5), "staleness(ledger=5): a ledger is needed, such as sy"),  # type: ignore[arg-type]
     (lambda: weightsync.ray_engine(num_cpus=1)(Plain), "Plain does not receive weights: let it inherit"),
 ]  # fmt: skip
 

@@ -244,3 +244,64 @@ class TestLoops:
 
         asyncio.run(story())
         assert gate.paused
+
+
+class TestHolds:
+    def test_a_held_gate_admits_nobody_whoever_opens_it(self, gate: Gate) -> None:
+        """A round may open it: what generation needs is not there all the same. The error says what."""
+        gate.hold("cache", SOON)
+        gate.hold("weights", SOON)
+        gate.close(SOON)
+        gate.open()
+        gate.let_go("weights")
+        with pytest.raises(EnginePaused, match="it has no memory for its cache"), gate.admit(limit=0.01):
+            pass
+        assert gate.holds == {"cache"}
+        gate.let_go("cache")
+        with gate.admit(limit=SOON):
+            assert gate.inside == 1
+
+    def test_a_hold_waits_until_nobody_is_inside(self, gate: Gate) -> None:
+        """Memory is not taken away from under a generation."""
+        with somebody_inside(gate) as leave:
+            holding = spawn("hold", gate.hold, "cache", SOON)
+            while not gate.holds:
+                time.sleep(0)
+            assert not holding.done()
+            leave.set()
+            holding.result(SOON)
+        assert gate.inside == 0
+
+    def test_a_hold_that_does_not_come_about_is_none(self, gate: Gate) -> None:
+        """Somebody does not come out: generation goes on, unless it was held before."""
+        with somebody_inside(gate):
+            with pytest.raises(EngineSilent, match="held for its cache: 1 generations still ran"):
+                gate.hold("cache", 0.01)
+            assert not gate.holds
+            with gate.admit(limit=SOON):
+                pass
+
+    def test_whoever_waits_is_let_in_when_the_last_hold_ends(self, gate: Gate) -> None:
+        """Threads and coroutines; and no earlier."""
+        gate.hold("cache", SOON)
+        gate.hold("weights", SOON)
+
+        def generate() -> int:
+            with gate.admit(SOON):
+                return gate.inside
+
+        async def generate_on_a_loop() -> int:
+            async with gate.admitted(SOON):
+                return gate.inside
+
+        thread = spawn("generate", generate)
+        loop = spawn("loop", lambda: asyncio.run(generate_on_a_loop()))
+        while not gate._wakers:
+            time.sleep(0)
+        gate.let_go("weights")
+        gate.open()
+        assert not thread.done()
+        assert not loop.done()
+        gate.let_go("cache")
+        assert thread.result(SOON) >= 1
+        assert loop.result(SOON) >= 1
