@@ -28,6 +28,7 @@ from ..fsm import checks
 from ..fsm.errors import MemoryShort, ResidencyError, SetupError
 from ..fsm.executors import Note, RoundView, Undo
 from ..fsm.residency import Course, Move, Part, overflow
+from ..fsm.tensors import has_memory
 
 __all__ = ["Residency", "shift"]
 
@@ -100,6 +101,7 @@ class Residency:
             self._done, self._round = [], view.session.round
             try:
                 self._go(self._course.before, view.note)
+                _refuse_gone(view)
             except BaseException as error:
                 for line in self._put_back(view.note):
                     error.add_note(f"and {line}")
@@ -172,6 +174,16 @@ class Residency:
                     f"{move} before the round would take away what it sends: release it at the end "
                     "(release=[...]), or hand a private copy over by begin(...)"
                 )
+
+
+def _refuse_gone(view: RoundView) -> None:
+    """A retry, or a round that brings somebody back, comes when what it sends was released already."""
+    for name, tensor in getattr(view.weights, "tensors", {}).items():
+        if not has_memory(tensor):
+            raise ResidencyError(
+                f"tensor {name!r} is to be sent and has no memory: an earlier round of these weights has let "
+                "go of it; onload its part in before=[...], or hand over anew"
+            )
 
 
 def shift(*moves: Move) -> None:

@@ -302,6 +302,8 @@ def test_what_is_let_through_never_passes_what_there_is(thought: Thought) -> Non
 
     And after a failure everything that was not to be released is where it was.
     """
+    listed = (*thought.before, *thought.after, *(thought.failed or ()))
+    thought.there &= {*thought.release, *(name for name, _ in listed)}  # nobody counts what is never moved
     assume(sum(SIZES[each] for each in thought.there) <= thought.capacity)
     booked = Booked(**SIZES)
     booked.there |= dict.fromkeys(thought.there, True)
@@ -394,7 +396,13 @@ def test_the_first_move_that_is_too_much_is_named() -> None:
 class Colocated:
     """A trainer that computes in bfloat16, with masters and an optimizer; and an engine beside it."""
 
-    def __init__(self, fault: Callable[[str, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        fault: Callable[[str, int], None] | None = None,
+        policy: Policy | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
         torch.manual_seed(0)
         self.masters = {"w": torch.randn(16, 16), "b": torch.randn(16)}
         self.model = {name: each.to(torch.bfloat16) for name, each in self.masters.items()}
@@ -407,13 +415,14 @@ class Colocated:
         self.weights = Gated(HostCopy("weights", self.held), self.receiver)
         self.cache = Gated(Scratch("cache", [self.keys]), self.receiver)
         self.records: list[Any] = []
+        back = [onload(self.parameters)] if again else []
         residency = Residency(
-            before=[offload(self.optimizer), onload(self.weights)],
+            before=[offload(self.optimizer), *back, onload(self.weights)],
             release=[offload(self.parameters)],
             after=[onload(self.cache)],
         )
         self.sync = WeightSync(
-            [LocalEngine(self.receiver)], "memory", policy=Policy(deadline=SOON),
+            [LocalEngine(self.receiver)], "memory", policy=policy or Policy(deadline=SOON),
             handlers=[residency, self.records.append],
         )  # fmt: skip
 
@@ -504,6 +513,36 @@ def test_a_failure_lets_go_of_the_parameters_too(point: str) -> None:
         assert both.engine_has_the_masters()
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_retry_does_not_read_what_was_let_go_of(again: bool) -> None:
+    """The first try has released it: said in a line, since to read there may end the process.
+
+    One that ``before`` brings back is sent again.
+    """
+    failing = ["acked"]
+
+    def fault(where: str, bucket: int) -> None:
+        if where in failing:
+            failing.clear()
+            raise RuntimeError(f"it fails in bucket {bucket}")
+
+    both = Colocated(fault, Policy(deadline=SOON, attempts=2), again=again)
+    with both.sync as sync:
+        both.train()
+        result = sync.on_train_begin(both.model)
+        assert result.attempts == 2
+        if again:
+            assert result.ok, result.summary()
+            assert both.there() == GENERATING
+            assert both.engine_has_the_masters()
+        else:
+            assert isinstance(result.error, ResidencyError)
+            assert "tensor 'w' is to be sent and has no memory" in str(result.error)
+            assert both.there() == {**dict.fromkeys(GENERATING, False), "optimizer": True}
+            both.train()
+            assert sync.begin(1, both.model, snapshot=False).wait().ok
+
+
 def test_a_round_is_not_robbed_of_what_it_sends() -> None:
     """The list says to let go of the parameters before they are sent: refused, and nothing was moved."""
     both = Colocated()
@@ -527,13 +566,20 @@ def test_a_round_wakes_the_engines_that_its_handlers_name(engine: str) -> None:
     )
     with WeightSync([link], "memory", handlers=[Residency(before=[onload(part)])]) as sync:
         for step in range(2):  # at the first contact, and when it is known
+            error = error_of(sync, step)
             if engine == "e1":
-                result = sync.begin(step, {"w": torch.full((3,), float(step))}).wait()
-                assert result.ok, result.summary()
+                assert error is None
                 assert sync.servable() == {"e1": step}
                 part.offload()
                 assert sync.servable() == {}
             else:
-                with pytest.raises(EngineAsleep, match="engine e1 is asleep"):
-                    sync.begin(step, {"w": torch.ones(3)}).wait()
+                assert isinstance(error, EngineAsleep)
                 assert not awake
+
+
+def error_of(sync: WeightSync, step: int) -> BaseException | None:
+    """Of a round, or of its refusal; None if it is good."""
+    try:
+        return sync.begin(step, {"w": torch.full((3,), float(step))}).wait().error
+    except EngineAsleep as error:
+        return error
