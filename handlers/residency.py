@@ -48,6 +48,8 @@ class Residency:
         after: moves after that, before the engines resume, if the round has worked.
         failed: moves when it has not, after the release; by default ``before`` is taken back in reverse.
         capacity: bytes that all parts together may take. By default nobody counts.
+        after_ranks: with a trainer of several ranks: make these moves when every rank has made its own, in
+            both halves of the round. For the parts of engines, whose devices are those of all ranks.
         name: for the log.
 
     Raises:
@@ -62,12 +64,14 @@ class Residency:
         after: Iterable[Move] = (),
         failed: Iterable[Move] | None = None,
         capacity: int | None = None,
+        after_ranks: bool = False,
         name: str = "residency",
     ) -> None:
         checks.text(_WHERE, "name", name)
         if capacity is not None:
             checks.whole(_WHERE, "capacity", capacity)
-        self.name, self._capacity = name, capacity
+        checks.flag(_WHERE, "after_ranks", after_ranks)
+        self.name, self._capacity, self.after_ranks = name, capacity, after_ranks
         self._course = Course(
             _moves("before", before),
             _moves("release", release),
@@ -78,6 +82,9 @@ class Residency:
         woken = [getattr(move.part, "engine", None) for move in self._course.before if move.resident]
         self.wakes = frozenset(engine for engine in woken if engine is not None)
         """Engines that may be asleep when a round begins, because this wakes them."""
+        engines = [getattr(part, "engine", None) for part in self._course.parts]
+        self.engines = frozenset(engine for engine in engines if engine is not None)
+        """Engines that it moves parts of."""
         self._done: list[Move] = []
         self._round = ""
         """Whose moves were begun, and are neither cleaned up nor undone."""

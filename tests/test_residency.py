@@ -14,10 +14,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from casekit.levels import generates
 from weightsync import (
     CalledPart,
+    FollowerSync,
     Gated,
     HostCopy,
     LocalEngine,
@@ -27,6 +29,7 @@ from weightsync import (
     Residency,
     ResidencyError,
     Scratch,
+    TrainerRanks,
     WeightSync,
     offload,
     onload,
@@ -583,3 +586,87 @@ def error_of(sync: WeightSync, step: int) -> BaseException | None:
         return sync.begin(step, {"w": torch.full((3,), float(step))}).wait().error
     except EngineAsleep as error:
         return error
+
+
+# -- a trainer of several ranks ----------------------------------------------------------------------------
+
+
+class Devices:
+    """Two ranks with a device each, of 100; an engine that lies on both. What passes that is an error."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, tuple[int, bool]] = {
+            "rank 0": (60, True), "rank 1": (60, True), "weights": (60, False), "cache": (30, False),
+        }  # fmt: skip
+        self.log: list[str] = []
+        self.slow = threading.Event()
+        self._turn = threading.Lock()
+
+    def part(self, name: str, **more: Any) -> CalledPart:
+        """A part of a rank, on its device; one of the engine, on both."""
+        return CalledPart(
+            name, on=lambda: self._move(name, comes=True), off=lambda: self._move(name, comes=False),
+            resident=lambda: self.there[name][1], **more,
+        )  # fmt: skip
+
+    def _move(self, name: str, *, comes: bool) -> None:
+        if name == "rank 1":  # it is the later one
+            assert self.slow.wait(SOON)
+        with self._turn:
+            size, _ = self.there[name]
+            self.there[name] = (size, comes)
+            self.log.append(f"{'onload' if comes else 'offload'} {name}")
+            if name == "rank 0":
+                self.slow.set()
+            for rank in ("rank 0", "rank 1"):
+                used = sum(self.there[each][0] for each in (rank, "weights", "cache") if self.there[each][1])
+                if used > 100:
+                    self.there[name] = (size, not comes)
+                    raise MemoryError(f"{used} on the device of {rank}")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_is_woken_when_every_rank_has_made_room(fails: bool) -> None:
+    """Its devices are those of all ranks. When the round fails it sleeps again before any rank comes back."""
+    devices = Devices()
+    ranks = [Residency(before=[offload(devices.part(f"rank {each}"))]) for each in range(2)]
+    weights, cache = (devices.part(each, engine="a") for each in ("weights", "cache"))
+    engine = Residency(before=[onload(weights)], after=[onload(cache)], after_ranks=True, name="engines")
+    store: Any = HashStore()
+    leading, following = (TrainerRanks(store, each, 2) for each in range(2))
+    held = {"w": torch.zeros(4)}
+    failing = ["apply"] if fails else []
+
+    def fault(where: str, bucket: int) -> None:
+        if where in failing:
+            raise RuntimeError(f"it fails in bucket {bucket}")
+
+    link = LocalEngine(receiver_for(held, "a", fault=fault, asleep=lambda: not devices.there["weights"][1]))
+    policy = Policy(deadline=SOON)
+    with (
+        WeightSync([link], "memory", policy=policy, handlers=[engine, ranks[0]], ranks=leading) as sync,
+        FollowerSync(following, policy=policy, handlers=[ranks[1]]) as other,
+    ):
+        model = {"w": torch.ones(4)}
+        beside = spawn("rank 1", other.on_train_begin, model)
+        result = sync.on_train_begin(model)
+        beside.result(SOON)
+        assert result.ok is not fails, result.summary()
+        assert not result.unclean, result.summary()
+        assert {*devices.log[:2]} == {"offload rank 0", "offload rank 1"}
+        if fails:
+            assert devices.log[2:4] == ["onload weights", "offload weights"]
+            assert {*devices.log[4:]} == {"onload rank 0", "onload rank 1"}
+        else:
+            assert devices.log[2:] == ["onload weights", "onload cache"]
+
+
+def test_an_engines_parts_among_those_of_a_rank_are_refused() -> None:
+    """They would be moved when this rank has made room, and perhaps no other."""
+    part = CalledPart("weights", on=print, off=print, engine="a")
+    link = LocalEngine(receiver_for({"w": torch.zeros(4)}, "a"))
+    store: Any = HashStore()
+    with pytest.raises(SetupError, match="residency moves parts of engine a, whose devices are"):
+        WeightSync(
+            [link], "memory", handlers=[Residency(before=[onload(part)])], ranks=TrainerRanks(store, 0, 2)
+        )

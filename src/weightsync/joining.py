@@ -5,7 +5,7 @@ Whatever is not such a part is refused here, before anything moves, with what to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +34,7 @@ from .handlers.lock import LocalLock
 from .transport_backends import METHODS, TABLE, made, transports
 
 __all__ = [
-    "TRANSPORTS", "engines_for", "executors_for", "export_of", "ledger_for", "lock_for", "name_of",
+    "TRANSPORTS", "around", "engines_for", "executors_for", "export_of", "ledger_for", "lock_for", "name_of",
     "policy_for", "sort_handlers", "transport_for", "weights_for",
 ]  # fmt: skip
 
@@ -255,6 +255,23 @@ def sort_handlers(
                 "records"
             )
     return tuple(executors), tuple(observers)
+
+
+def around(executors: Sequence[Executor], call: Executor, barrier: Executor) -> tuple[Executor, ...]:
+    """The executors of rank 0: the other ranks are called first, and waited for before what comes after them.
+
+    Raises:
+        SetupError: one that moves parts of engines comes before that.
+    """
+    late = tuple(each for each in executors if getattr(each, "after_ranks", False))
+    early = tuple(each for each in executors if each not in late)
+    for each in early:
+        if engines := getattr(each, "engines", ()):
+            raise SetupError(
+                f"{each.name} moves parts of engine {min(engines)}, whose devices are those of all ranks: "
+                "give these moves a Residency of their own, with after_ranks=True"
+            )
+    return (call, *early, barrier, *late)
 
 
 def executors_for(handlers: Iterable[object], bridge: LoopBridge, policy: Policy) -> tuple[Executor, ...]:

@@ -35,7 +35,7 @@ from .handlers.observers import Observers
 from .handlers.rank_barrier import RankBarrier, RankCall
 from .handlers.ranks import TrainerRanks
 from .handlers.workers import Workers
-from .joining import engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
+from .joining import around, engines_for, ledger_for, lock_for, policy_for, sort_handlers, transport_for
 from .pending import Pending
 from .transport_backends import transports
 from .turns import Turns
@@ -95,8 +95,8 @@ class WeightSync:
         self._workers = Workers()
         self._observers = Observers(observers)
         self._leader, self._barrier = self._leader_of(ranks), self._barrier_of(ranks)
-        if self._barrier is not None:  # the others are called first, and waited for last
-            executors = (RankCall(self._barrier), *executors, self._barrier)
+        if self._barrier is not None:
+            executors = around(executors, RankCall(self._barrier), self._barrier)
         stage = Stage(
             policy=self.policy, owner=self.owner, books=self._books, transport=self._transport,
             executors=executors, lock=self._lock, ledger=self._ledger, observers=self._observers,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weightsync import books
+from weightsync import books, sync
 from weightsync.fsm import residency as course
 from weightsync.fsm import spans
 from weightsync.fsm.errors import VersionAhead
@@ -210,6 +210,11 @@ def sleepers_are_served_from() -> None:
     Changed(books.EngineBooks, "refresh", trusting)
 
 
+def an_engine_is_woken_among_the_moves_of_a_rank() -> None:
+    """Whether the other ranks have made room or not."""
+    Changed(sync, "around", lambda executors, call, barrier: (call, *executors, barrier))
+
+
 # -- versions ----------------------------------------------------------------------------------------------
 
 
@@ -284,6 +289,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (a_hold_waits_for_nobody, "gate.py -k hold_waits"),
         (nobody_is_woken, "residency.py -k handlers_name"),
         (sleepers_are_served_from, "residency.py -k handlers_name"),
+        (an_engine_is_woken_among_the_moves_of_a_rank, "residency.py -k made_room"),
         (the_version_is_read_at_the_door, "segments.py -k threads_never"),
         (the_end_is_taken_for_the_beginning, "segments.py -k lost_under"),
         (a_version_of_the_future_is_fresh, "spans.py -k never_heard"),
