@@ -47,7 +47,8 @@ class PassedOver:
     Args:
         how: ``"skipped"``, a round was running; ``"superseded"`` by newer weights while they waited; or
             ``"nobody"`` had to catch up.
-        behind: by how many hand-overs the engines were behind the trainer at that moment, these included.
+        behind: by how many hand-overs the engines were behind the trainer at that moment, these included; 0
+            for weights that are older than what engines had by then.
         by_step: the step whose weights took their place.
         by_version: the number of those; None if they never got one.
     """

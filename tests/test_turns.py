@@ -127,6 +127,23 @@ def test_skipped_weights_say_so_and_are_no_failure() -> None:
     trainer.check_equal(FakeWeights(2))
 
 
+def test_weights_that_newer_ones_overtook_are_not_a_negative_number_behind() -> None:
+    """They were brought first, and their snapshot took longer; the engines have newer ones by then."""
+    trainer = Trainer(Policy(deadline=20.0, when_busy="skip", staleness=2))
+    turns = trainer.sync._turns
+    slow = turns.pending(1)
+    assert trainer.sync.begin(2, FakeWeights(2)).wait().ok
+    gate = Gate()
+    trainer.transport.bad["bucket 1"] = gate
+    running = trainer.sync.begin(3, FakeWeights(3), snapshot=False)
+    gate.await_visitor()
+    turns.enter(slow, FakeWeights(1), snapshot=False)
+    assert slow.wait().passed_over == PassedOver("skipped", behind=0)
+    gate.open()
+    assert running.wait().ok
+    trainer.check_equal(FakeWeights(3))
+
+
 def test_a_skip_that_would_leave_the_engines_too_far_behind_blocks() -> None:
     """One may be skipped; the next one waits for the round, and is sent."""
     trainer, gate, first = held("skip", staleness=2)

@@ -147,7 +147,8 @@ class Turns:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _behind(self, pending: Pending) -> int:
-        return pending.number - self._delivered
+        """0 for weights that are older than what engines have: newer ones were brought, and let in, first."""
+        return max(0, pending.number - self._delivered)
 
     def _decided(self, pending: Pending) -> Turn:
         if self._closed:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weightsync import books, sync
+from weightsync import books, sync, turns
 from weightsync.fsm import residency as course
 from weightsync.fsm import spans
 from weightsync.fsm.errors import VersionAhead
@@ -264,6 +264,11 @@ def only_what_is_published_counts() -> None:
     Changed(spans.SampleVersions, "staleness", staleness)
 
 
+def engines_are_ahead_by_a_negative_number() -> None:
+    """Of weights that newer ones have overtaken."""
+    Changed(turns.Turns, "_behind", lambda self, pending: pending.number - self._delivered)
+
+
 _CASE = "cases_memory.py -k"
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     mutant.__name__: (mutant, tests)
@@ -294,6 +299,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (the_end_is_taken_for_the_beginning, "segments.py -k lost_under"),
         (a_version_of_the_future_is_fresh, "spans.py -k never_heard"),
         (only_what_is_published_counts, "spans.py -k nobody_published"),
+        (engines_are_ahead_by_a_negative_number, "turns.py -k newer_ones_overtook"),
     )
 }
 """By name: the change, and which tests must notice it."""
