@@ -63,22 +63,23 @@ def octets(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _storages(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     """Each memory once, however many tensors are views of it."""
     found: dict[int, torch.UntypedStorage] = {}
     for each in tensors:
-        if each.is_meta:
-            continue
+        if not each.is_meta and (storage := each.untyped_storage()).nbytes():
+            found[storage.data_ptr()] = storage
+    return list(found.values())
+
+
+def _refuse_what_stays(name: str, tensors: Iterable[torch.Tensor]) -> None:
+    for each in tensors:
         storage = each.untyped_storage()
-        if not storage.nbytes():
-            continue
-        if not storage.resizable() or storage.is_shared():
+        if not each.is_meta and storage.nbytes() and (not storage.resizable() or storage.is_shared()):
             raise ResidencyError(
                 f"{name}: a tensor of shape {tuple(each.shape)} lies in memory that is shared with another "
                 "process, or is not torch's alone (numpy has seen it): give it memory of its own (clone)"
             )
-        found[storage.data_ptr()] = storage
-    return list(found.values())
 
 
 class Scratch:
@@ -109,7 +110,7 @@ class Scratch:
         """Each memory counts once."""
         if self._gone is not None:
             return sum(size for _, size in self._gone)
-        return sum(each.nbytes() for each in _storages(self.name, self.tensors()))
+        return sum(each.nbytes() for each in _storages(self.tensors()))
 
     def resident(self) -> bool:
         """Whether its tensors have memory."""
@@ -117,7 +118,7 @@ class Scratch:
 
     def shares(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of ``tensors`` lies in its memory."""
-        mine = {each.data_ptr() for each in _storages(self.name, self.tensors())}
+        mine = {each.data_ptr() for each in _storages(self.tensors())}
         return any(each.untyped_storage().data_ptr() in mine for each in tensors)
 
     def offload(self) -> None:
@@ -128,7 +129,9 @@ class Scratch:
         """
         if self._gone is not None:
             return
-        storages = _storages(self.name, self.tensors())
+        tensors = self.tensors()
+        _refuse_what_stays(self.name, tensors)
+        storages = _storages(tensors)
         self._keep(storages)
         self._gone = [(each, each.nbytes()) for each in storages]
         for each in storages:

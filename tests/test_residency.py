@@ -546,6 +546,24 @@ def test_a_retry_does_not_read_what_was_let_go_of(again: bool) -> None:
             assert sync.begin(1, both.model, snapshot=False).wait().ok
 
 
+@pytest.mark.parametrize("stages", [True, False])
+@pytest.mark.parametrize("transport", ["memory", "shm", "collective"])
+def test_what_was_handed_over_can_go(transport: str, stages: bool) -> None:
+    """On both sides: nothing that reads or writes weights keeps their memory from being let go of."""
+    model = {"w": torch.randn(500, 40), "b": torch.randn(7)}
+    held = {name: torch.zeros_like(each) for name, each in model.items()}
+    link = LocalEngine(receiver_for(held, "a", stages=stages))
+    policy = Policy(deadline=SOON, verify="full", bucket_bytes=10_001)
+    with WeightSync([link], transport, policy=policy) as sync:
+        assert sync.begin(0, model, snapshot=False).wait().ok
+        for part in (HostCopy("model", model), HostCopy("held", held)):
+            part.offload()
+            part.onload()
+        assert sync.begin(1, {**model, "b": torch.ones(7)}, snapshot=False).wait().ok
+        assert torch.equal(held["w"], model["w"])
+        assert held["b"].tolist() == [1.0] * 7
+
+
 def test_a_round_is_not_robbed_of_what_it_sends() -> None:
     """The list says to let go of the parameters before they are sent: refused, and nothing was moved."""
     both = Colocated()

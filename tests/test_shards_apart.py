@@ -242,3 +242,17 @@ def test_a_pass_that_fails_in_a_block_keeps_nothing_from_being_put_back(pair: Pa
     for seen in pair.play("block_that_ends", form=form, rank=0, how="pass"):
         assert seen["what"] == "RuntimeError, another"
         assert (seen["same"], seen["says"], seen["loans"]) == (True, True, 0)
+
+
+# -- out of memory, and back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shards_that_go_to_the_host_between_steps_train_as_if_they_had_stayed(pair: Pair, form: str) -> None:
+    """With the optimizer's state: every loss, every word and every bit are those of a twin's."""
+    for seen in pair.play("moved_to_the_host", form=form):
+        assert seen["bytes"] > 0
+        assert seen["gone"] == [0, 0, 0, 0]
+        assert all(mine == twins for mine, twins in seen["losses"])
+        assert seen["says"][0] == seen["says"][1]
+        assert seen["held"][0] == seen["held"][1]

@@ -137,7 +137,7 @@ def each_view_is_a_memory() -> None:
     storages = resident_parts._storages
     Changed(
         resident_parts, "_storages",
-        lambda name, tensors: [each for tensor in tensors for each in storages(name, [tensor])],
+        lambda tensors: [each for tensor in tensors for each in storages([tensor])],
     )  # fmt: skip
 
 

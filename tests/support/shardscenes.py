@@ -18,6 +18,7 @@ from weightsync import (
     CacheRelease,
     FollowerSync,
     FsdpExporter,
+    HostCopy,
     LocalEngine,
     Policy,
     Rollback,
@@ -539,6 +540,23 @@ def alone(stage: Stage, form: str, said: str | None) -> str:
 def inner(stage: Stage, form: str) -> str:
     """A part of a wrapped model, without its unit."""
     return told(lambda: Snapshots(made(form).module, votes=stage.votes()).save(1))
+
+
+def moved_to_the_host(stage: Stage, form: str) -> dict[str, Any]:
+    """Parameters and optimizer state go to host memory and back between steps; a twin keeps them."""
+    mine, twin = Trainer(form), Trainer(form)
+    parameters = HostCopy("parameters", mine.model)
+    optimizer = HostCopy("optimizer", mine.optimizer)
+    losses, gone = [], []
+    for step in range(4):
+        losses.append((mine.train(step), twin.train(step)))
+        for part in (optimizer, parameters):
+            part.offload()
+        gone.append(sum(each.untyped_storage().nbytes() for each in parameters.tensors()))
+        for part in (parameters, optimizer):
+            part.onload()
+    return {"losses": losses, "gone": gone, "held": (held(mine.model), held(twin.model)),
+            "says": (mine.says(), twin.says()), "bytes": parameters.nbytes()}  # fmt: skip
 
 
 _PATCHED: list[tuple[Any, str, Any]] = []
