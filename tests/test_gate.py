@@ -281,6 +281,18 @@ class TestHolds:
             with gate.admit(limit=SOON):
                 pass
 
+    def test_a_second_hold_that_gives_up_leaves_the_first(self, gate: Gate) -> None:
+        """For the same memory, while the first one still waits for somebody inside."""
+        with somebody_inside(gate) as leave:
+            holding = spawn("hold", gate.hold, "cache", SOON)
+            while not gate.holds:
+                time.sleep(0)
+            with pytest.raises(EngineSilent):
+                gate.hold("cache", 0.01)
+            assert gate.holds == {"cache"}
+            leave.set()
+            holding.result(SOON)
+
     def test_whoever_waits_is_let_in_when_the_last_hold_ends(self, gate: Gate) -> None:
         """Threads and coroutines; and no earlier."""
         gate.hold("cache", SOON)

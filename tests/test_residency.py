@@ -267,6 +267,20 @@ def test_shift_is_taken_back_if_it_fails() -> None:
     assert booked.there == {"a": False, "b": True, "c": False}
 
 
+def test_shift_takes_back_what_moved_and_raised_then() -> None:
+    """It is there, whatever it says of how it came."""
+    there: list[bool] = []
+
+    def late() -> None:
+        there.append(True)
+        raise OSError("late")
+
+    part = CalledPart("a", on=late, off=there.clear, resident=lambda: bool(there))
+    with pytest.raises(OSError, match="late"):
+        shift(onload(part))
+    assert not there
+
+
 # -- orders that nobody thought of -------------------------------------------------------------------------
 
 SIZES = {"a": 5, "b": 3, "c": 2, "d": 1}
