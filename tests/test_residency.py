@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from casekit.levels import generates
+from casekit.levels import eventually, generates
 from weightsync import (
     CalledPart,
     FollowerSync,
@@ -40,6 +40,7 @@ from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import EngineAsleep, SetupError
 from weightsync.fsm.executors import RoundView
 from weightsync.fsm.residency import Course, Move, inverse, overflow
+from weightsync.fsm.states import Disposition
 from weightsync.fsm.tensors import has_memory
 from weightsync.handlers.threads import spawn
 from weightsync.testing.fakes import FakeWeights
@@ -610,6 +611,31 @@ def test_a_round_wakes_the_engines_that_its_handlers_name(engine: str) -> None:
             else:
                 assert isinstance(error, EngineAsleep)
                 assert not awake
+
+
+def test_an_engine_that_does_not_wake_is_lost_alone_if_its_part_lets_it() -> None:
+    """Its own refusal counts; the others go on, and it comes back when it wakes."""
+    awake, asked = {"e0"}, [False]
+    held = {name: {"w": torch.zeros(3)} for name in ("e0", "e1")}
+    links = [
+        LocalEngine(receiver_for(held[name], name, asleep=lambda name=name: name not in awake))  # type: ignore[misc]
+        for name in held
+    ]
+    part = CalledPart(
+        "e1 weights", on=lambda: asked.__setitem__(0, True), off=lambda: asked.__setitem__(0, False),
+        resident=lambda: asked[0], engine="e1",
+    )  # fmt: skip
+    policy = Policy(deadline=SOON, on_engine_failure="quarantine", quorum=1, rest=0.001)
+    handlers = [Residency(before=[onload(part)])]
+    with WeightSync(links, "memory", policy=policy, handlers=handlers) as sync:
+        result = sync.begin(0, {"w": torch.ones(3)}).wait()
+        assert [row.disposition for row in result.engines] == [
+            Disposition.serving_new, Disposition.quarantined,
+        ]  # fmt: skip
+        assert sync.servable() == {"e0": 0}
+        awake.add("e1")
+        assert eventually(lambda: sync.begin(1, {"w": torch.full((3,), 2.0)}).wait().ok, SOON)
+        assert held["e1"]["w"].tolist() == [2.0] * 3
 
 
 def error_of(sync: WeightSync, step: int) -> BaseException | None:
