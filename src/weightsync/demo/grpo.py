@@ -8,15 +8,15 @@ one seed and the same batches the resulting weights are the same, bit for bit, o
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .policy import Policy, PolicyShape, pick
-from .task import draw_prompts, rewards
+from .policy import Policy, PolicyShape, distribution, pick
+from .task import answers, draw_prompts, rewards
 
 
 @dataclass(frozen=True)
@@ -202,19 +202,41 @@ class _Samples(NamedTuple):
         return _Samples(*(column[index] for column in self))
 
 
+class Share(NamedTuple):
+    """Which part of each update's samples one of several ranks goes over; all ranks together go over all."""
+
+    rank: int = 0
+    world: int = 1
+
+
 class Learner:
     """The trainer's half: owns the weights that are trained and learns from what the engines sampled.
 
+    Each of several ranks is given all samples and goes over its share of them; whatever wraps the policy then
+    takes the mean of the ranks' gradients. Each share weighs as many samples as it has, so that this mean is
+    the gradient over all of them.
+
+    Args:
+        settings: All that learning depends on.
+        wrap: What becomes of the policy before it is trained, such as its sharding.
+        share: This rank's.
+
     Attributes:
         settings: What it was made with.
-        model: The policy, updated in place by `learn`.
+        model: The policy, as it is wrapped, updated in place by `learn`.
         version: How many times `learn` has run, hence which weights `model` holds.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        wrap: Callable[[Policy], nn.Module] = lambda policy: policy,
+        share: Share = Share(),  # noqa: B008 - nobody can change it
+    ) -> None:
         self.settings = settings
-        self.model = Policy(settings.shape, derive_seed(settings.seed, "weights"))
+        self.model = wrap(Policy(settings.shape, derive_seed(settings.seed, "weights")))
         self.version = 0
+        self._share = share
         self._optimizer = torch.optim.Adam(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)
         )
@@ -227,8 +249,16 @@ class Learner:
         generator = torch.Generator().manual_seed(derive_seed(self.settings.seed, "prompts", step))
         return draw_prompts(self.settings.groups, self.settings.digits, generator)
 
+    def rightness(self, step: int) -> float:
+        """How often the likeliest token is the right one, on a step's prompts, with the weights of now."""
+        prompts = self.prompts(step)
+        wanted = answers(prompts)
+        with torch.no_grad():
+            likeliest = distribution(self.model, prompts, wanted).argmax(dim=-1)
+        return float((likeliest == wanted).float().mean())
+
     def learn(self, batches: Sequence[Batch]) -> StepStats:
-        """Improve the policy on a step's samples, in place.
+        """Improve the policy on a step's samples, in place. Losses are those of this rank's share.
 
         Args:
             batches: At least one; fewer than usual (an engine is missing) or older ones will do.
@@ -261,18 +291,29 @@ class Learner:
 
     def _update(self, samples: _Samples) -> tuple[float, float, float, float]:
         """Make one optimizer update; returns loss, divergence, entropy and gradient norm."""
-        settings = self.settings
-        spread = self.model.distribution(samples.prompts, samples.tokens, settings.temperature)
+        settings, (rank, world) = self.settings, self._share
+        count = len(samples.tokens)
+        samples = samples.rows(torch.arange(rank, count, world))
+        weight = len(samples.tokens) * world / count
+        spread = distribution(self.model, samples.prompts, samples.tokens, settings.temperature)
         logratio = pick(spread, samples.tokens) - samples.logprobs
         objective = clipped_objective(logratio, samples.advantages.expand_as(logratio), settings.clip).mean()
         entropy = -(spread.exp() * spread).sum(dim=-1).mean()
         loss = -objective - settings.entropy_bonus * entropy
         self._optimizer.zero_grad()
-        loss.backward()
-        gradient = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.largest_gradient)
+        (loss * weight).backward()
+        gradient = self._clip()
         self._optimizer.step()
         self._schedule.step()
         with torch.no_grad():
             # The low-variance estimator of KL(sampling || trained): its terms are never negative.
             kl = (logratio.clamp(max=10.0).exp() - 1.0 - logratio).mean()
-        return float(loss.detach()), float(kl), float(entropy.detach()), float(gradient)
+        return float(loss.detach()), float(kl), float(entropy.detach()), gradient
+
+    def _clip(self) -> float:
+        """The norm of the gradient of all ranks, to which each of them clips its part."""
+        clip = getattr(self.model, "clip_grad_norm_", None)  # of FSDP1, whose parts no rank can add up alone
+        if clip is not None:
+            return float(clip(self.settings.largest_gradient))
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.largest_gradient)
+        return float(getattr(norm, "full_tensor", lambda: norm)())  # of FSDP2, each rank has a part of it

@@ -77,7 +77,8 @@ class Block(nn.Module):
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=past is None)
         mixed: Tensor = self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return mixed, (key, value)
+        # No views of what is within: a layer that is sharded by FSDP2 is not to hand those out.
+        return mixed, (key.contiguous(), value.contiguous())
 
 
 class Policy(nn.Module):
@@ -136,9 +137,7 @@ class Policy(nn.Module):
         Returns:
             float32 (batch, answer length, vocabulary), normalised over the last dimension.
         """
-        # The last answer token is predicted but never read, so it need not be fed.
-        logits, _ = self(torch.cat([prompts, tokens[:, :-1]], dim=1))
-        return functional.log_softmax(logits[:, prompts.shape[1] - 1 :] / temperature, dim=-1)
+        return distribution(self, prompts, tokens, temperature)
 
     def logprobs(self, prompts: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
         """The log-probabilities of given answers' own tokens, float32 (batch, answer length).
@@ -198,6 +197,16 @@ class Policy(nn.Module):
                 for closing in (module.out, module.feed_down):
                     closing.weight.mul_((2 * self.shape.layers) ** -0.5)
         self.embedding.weight.normal_(0.0, 1.0 / self.shape.width, generator=generator)
+
+
+def distribution(model: nn.Module, prompts: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
+    """As `Policy.distribution`, of a policy or of what wraps one, whose forward it is.
+
+    A model that is sharded has to be called as a whole: only then are its weights put together for the pass.
+    """
+    # The last answer token is predicted but never read, so it need not be fed.
+    logits, _ = model(torch.cat([prompts, tokens[:, :-1]], dim=1))
+    return functional.log_softmax(logits[:, prompts.shape[1] - 1 :] / temperature, dim=-1)
 
 
 def pick(distribution: Tensor, tokens: Tensor) -> Tensor:
