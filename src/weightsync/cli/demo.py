@@ -48,9 +48,16 @@ def add(commands: Commands) -> None:
         action="append",
         metavar="FAULT",
         help="a fault, such as engine-kill@5, bucket-fail@5, hang@5 (the step), no-sync, or random:SEED for "
-        "such faults on any engine all over the run; may be repeated",
+        "such faults on any engine all over the run; with a sharded trainer rank-fail@5 and rank-kill@5; may "
+        "be repeated",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of everything that is drawn at random (0)")
+    parser.add_argument(
+        "--trainer",
+        metavar="FORM",
+        help="plain (by default); fsdp1 or fsdp2: two ranks (gloo, CPU) among which FSDP spreads the policy, "
+        "with a table of what the systems around each round did",
+    )
     parser.add_argument("--threads", action="store_true", help="engines in this process instead of Ray")
     parser.add_argument(
         "--quick", action="store_true", help="a smaller policy, which learns in half a minute"

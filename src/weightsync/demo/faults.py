@@ -3,6 +3,8 @@
     engine-kill@5   SIGKILL of an engine's process while it applies a bucket of step 5's round
     bucket-fail@5   an engine raises while it applies a bucket
     hang@5          an engine hangs while it applies a bucket, for longer than the trainer waits
+    rank-fail@5     a rank of the trainer raises while it prepares its part; with --trainer fsdp1 or fsdp2
+    rank-kill@5     SIGKILL of a rank of the trainer there; the run ends, since a part of the weights is gone
     no-sync         rounds are withheld after the first one: the engines never learn
     random:7        faults of the first three kinds on any engine, all over the run, drawn from the seed 7
 
@@ -25,10 +27,13 @@ from typing import Literal
 
 from ..fsm.errors import SetupError
 
-__all__ = ["Arming", "Inject", "Schedule", "parse", "withheld"]
+__all__ = ["Arming", "Inject", "Kind", "RankKind", "Schedule", "parse", "withheld"]
 
 Kind = Literal["engine-kill", "bucket-fail", "hang"]
 KINDS: tuple[Kind, ...] = ("engine-kill", "bucket-fail", "hang")
+RankKind = Literal["rank-fail", "rank-kill"]
+RANK_KINDS: tuple[RankKind, ...] = ("rank-fail", "rank-kill")
+"""What befalls a rank of the trainer, and no engine."""
 NO_SYNC = "no-sync"
 _WRITTEN = re.compile(r"(?P<kind>[a-z-]+)@(?P<step>\d+)")
 _RANDOM = re.compile(r"random:(?P<seed>\d+)")
@@ -44,7 +49,7 @@ class Inject:
         drawn: whether it waits until all engines are whole, and may come some steps later therefore.
     """
 
-    kind: Kind
+    kind: Kind | RankKind
     step: int
     engine: int = -1
     drawn: bool = False
@@ -54,8 +59,14 @@ class Inject:
         return f"{self.kind}@{self.step}{where}"
 
 
-def parse(written: Sequence[str], steps: int, engines: int = 2) -> tuple[Inject, ...]:
+def parse(written: Sequence[str], steps: int, engines: int = 2, *, ranks: int = 2) -> tuple[Inject, ...]:
     """The faults that were asked for; ``no-sync`` is not among them, see :func:`withheld`.
+
+    Args:
+        written: what was asked for.
+        steps: of the run.
+        engines: how many there are.
+        ranks: of the trainer.
 
     Raises:
         SetupError: something that is no fault, or that the run is too small for.
@@ -68,13 +79,15 @@ def parse(written: Sequence[str], steps: int, engines: int = 2) -> tuple[Inject,
             found += _draw(text, int(drawn["seed"]), steps, engines)
             continue
         match = _WRITTEN.fullmatch(text)
-        kind = next((kind for kind in KINDS if match and match["kind"] == kind), None)
+        kind = next((kind for kind in (*KINDS, *RANK_KINDS) if match and match["kind"] == kind), None)
         if match is None or kind is None:
-            known = ", ".join(f"{kind}@STEP" for kind in KINDS)
+            known = ", ".join(f"{kind}@STEP" for kind in (*KINDS, *RANK_KINDS))
             raise SetupError(f"--inject {text}: there are {known}, random:SEED and {NO_SYNC}")
         step = int(match["step"])
         if not 1 <= step <= steps:
             raise SetupError(f"--inject {text}: the run has the steps 1 to {steps}")
+        if kind in RANK_KINDS and ranks < 2:
+            raise SetupError(f"--inject {text}: the trainer has one rank; add --trainer fsdp2 or fsdp1")
         found.append(Inject(kind, step))
     return tuple(found)
 

@@ -35,6 +35,9 @@ class History:
     results: list[tuple[int, RoundResult]] = field(default_factory=list)
     digests: int = 0
     mismatches: list[str] = field(default_factory=list)
+    systems: list[str] = field(default_factory=list)
+    """What the systems around the rounds did, of a trainer that has them all."""
+    published: int | None = None
 
     @property
     def failed_steps(self) -> list[int]:

@@ -12,6 +12,7 @@ from ..transport_backends import transports
 from .faults import parse
 from .grpo import Settings
 from .place import DEFAULT
+from .wrapping import FORMS, PLAIN, WORLD
 
 __all__ = ["MOST_STEPS", "Options", "checked"]
 
@@ -34,6 +35,7 @@ class Options:
     seed: int = 0
     threads: bool = False
     quick: bool = False
+    trainer: str = PLAIN
 
 
 def checked(options: Options) -> Settings:
@@ -49,7 +51,9 @@ def checked(options: Options) -> Settings:
         settings = replace(settings, steps=options.steps)
     _check_engines(options, settings)
     _check_transport(options)
-    parse(options.inject, settings.steps, options.engines)
+    _check_trainer(options)
+    ranks = 1 if options.trainer == PLAIN else WORLD
+    parse(options.inject, settings.steps, options.engines, ranks=ranks)
     return settings
 
 
@@ -73,3 +77,16 @@ def _check_transport(options: Options) -> None:
     if name in _THREADS_ALONE and not options.threads:
         raise SetupError(f"--transport {name} reaches engines of this process only: add --threads")
     transport_for(name).close()  # whatever it needs and is not there is said before anything is started
+
+
+def _check_trainer(options: Options) -> None:
+    if options.trainer not in FORMS:
+        raise SetupError(f"--trainer {options.trainer}: there are {', '.join(FORMS)}")
+    if options.trainer == PLAIN:
+        return
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise SetupError(f"--trainer {options.trainer}: this torch has no gloo, by which its ranks meet")
+    if dist.is_initialized():
+        raise SetupError(f"--trainer {options.trainer}: this process has a process group of its own already")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine import receiver_for
 from ..fsm.contract import EngineLink
@@ -25,7 +25,6 @@ from ..fsm.lock import LockKeeper
 from ..handlers.local_engine import LocalEngine
 from ..handlers.receiver import Receiver
 from ..handlers.threads import spawn
-from ..transports.weights import TorchWeights
 from .faults import Arming, Kind
 from .grpo import Batch, Settings, derive_seed, rollout
 from .policy import Policy
@@ -57,11 +56,6 @@ class Crew:
     transport: str
     lock: LockKeeper | str | None
     close: Callable[[], None]
-
-    @staticmethod
-    def digest_of(model: nn.Module) -> str:
-        """The digest of the trainer's weights, to compare with."""
-        return TorchWeights.of(model).digest()
 
 
 class Sampler:
