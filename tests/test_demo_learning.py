@@ -157,8 +157,8 @@ class TestPolicy:
         """Two names, one tensor: also after a load, an update and a trip through pickle."""
         learner = Learner(TINY)
         learner.model.load_state_dict(Policy(TINY.shape, 9).state_dict())
-        learner.learn(sampled(learner, learner.model, 0))
-        for policy in (learner.model, pickle.loads(pickle.dumps(learner.model))):
+        learner.learn(sampled(learner, learner.policy, 0))
+        for policy in (learner.policy, pickle.loads(pickle.dumps(learner.policy))):
             assert policy.head.weight is policy.embedding.weight
             state = policy.state_dict()
             assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
@@ -285,7 +285,7 @@ class TestLearner:
     def test_the_order_of_arrival_does_not_matter(self) -> None:
         """Whichever engine answers first, the weights come out the same."""
         learners = Learner(TINY), Learner(TINY)
-        batches = sampled(learners[0], learners[0].model, 0)
+        batches = sampled(learners[0], learners[0].policy, 0)
         learners[0].learn(batches)
         learners[1].learn(batches[::-1])
         state = learners[1].model.state_dict()
@@ -296,8 +296,8 @@ class TestLearner:
     def test_half_a_batch_and_old_samples_will_do(self) -> None:
         """A missing engine and one that is a version behind are reported, and learned from."""
         learner = Learner(TINY)
-        whole = learner.learn(sampled(learner, learner.model, 0))
-        half = sampled(learner, learner.model, 1, engines=("a",))
+        whole = learner.learn(sampled(learner, learner.policy, 0))
+        half = sampled(learner, learner.policy, 1, engines=("a",))
         stale = learner.learn([replace(half[0], version=0)])
         assert (whole.samples, stale.samples) == (256, 128)
         assert (stale.oldest, learner.version) == (0, 2)

@@ -223,7 +223,8 @@ class Learner:
 
     Attributes:
         settings: What it was made with.
-        model: The policy, as it is wrapped, updated in place by `learn`.
+        policy: What is trained, updated in place by `learn`.
+        model: The same as it is wrapped, by which it is called.
         version: How many times `learn` has run, hence which weights `model` holds.
     """
 
@@ -234,7 +235,8 @@ class Learner:
         share: Share = Share(),  # noqa: B008 - nobody can change it
     ) -> None:
         self.settings = settings
-        self.model = wrap(Policy(settings.shape, derive_seed(settings.seed, "weights")))
+        self.policy = Policy(settings.shape, derive_seed(settings.seed, "weights"))
+        self.model = wrap(self.policy)
         self.version = 0
         self._share = share
         self._optimizer = torch.optim.Adam(

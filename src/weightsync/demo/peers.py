@@ -11,6 +11,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -24,7 +26,6 @@ __all__ = ["Peer", "ProcessPeer", "RayPeer"]
 
 START = 120.0
 """Seconds that a process has to import torch, on a machine that is busy."""
-_ENDING = 10.0
 
 
 class Peer(Protocol):
@@ -49,8 +50,8 @@ class Peer(Protocol):
     def end(self) -> None:
         """Have it give everything back when it is done with what it does. Does not wait."""
 
-    def close(self) -> None:
-        """See that it is gone."""
+    def close(self, limit: float) -> None:
+        """See that it is gone, after so many seconds at the latest."""
 
 
 def _failed(rank: int, error: BaseException) -> RankFailed:
@@ -62,7 +63,7 @@ def _failed(rank: int, error: BaseException) -> RankFailed:
 
 
 class ProcessPeer:
-    """A spawned process. It ignores Ctrl-C, which is rank 0's to act upon, and ends when rank 0 is gone."""
+    """A spawned process. It does not hear Ctrl-C, which is rank 0's affair, and ends when rank 0 is gone."""
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._rank = place.rank
@@ -71,7 +72,8 @@ class ProcessPeer:
         self._process = context.Process(
             target=_serve, args=(theirs, place, settings), name=f"demo-rank-{place.rank}", daemon=True
         )
-        self._process.start()
+        with _uninterrupted():
+            self._process.start()
         theirs.close()
         self.pid = self._process.pid or 0
 
@@ -105,9 +107,9 @@ class ProcessPeer:
         with contextlib.suppress(OSError):
             self._line.send_bytes(pickle.dumps(("leave", ())))
 
-    def close(self) -> None:
-        """See that it is gone."""
-        self._process.join(_ENDING)
+    def close(self, limit: float) -> None:
+        """See that it is gone, after so many seconds at the latest."""
+        self._process.join(limit)
         if self._process.exitcode is None:
             self._process.kill()
         self._process.join()
@@ -121,9 +123,19 @@ class ProcessPeer:
         return RankLost(f"rank {self._rank} of the trainer {why}{how}")
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """What is started meanwhile never hears Ctrl-C; this process hears it afterwards."""
+    resource_tracker.ensure_running()  # of multiprocessing, which would let the signal through when it begins
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(line: Connection, place: Place, settings: Settings) -> None:
     """The life of that process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     rank = ShardedRank(place, settings)
     with contextlib.suppress(EOFError, OSError):  # rank 0 is gone
@@ -186,10 +198,10 @@ class RayPeer:
         """Have it give everything back."""
         self._asked = self._actor.do.remote("leave")
 
-    def close(self) -> None:
-        """See that it is gone."""
+    def close(self, limit: float) -> None:
+        """See that it is gone, after so many seconds at the latest."""
         with contextlib.suppress(Exception):
-            self._ray.get(self._asked, timeout=_ENDING)
+            self._ray.get(self._asked, timeout=limit)
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor)
 

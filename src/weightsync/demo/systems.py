@@ -137,9 +137,7 @@ def _versions(run: Run) -> str:
     same = sum(len(set(said)) == 1 for said in zip(*told, strict=False))
     first = next((version for version, ok in told[0] if ok), None)
     rounds = max(len(said) for said in told)
-    return (
-        f"{first} to {run.published} in the ledger; all ranks were told the same in {same} of {rounds} rounds"
-    )
+    return f"versions {first} to {run.published}; all ranks were told the same in {same} of {rounds} rounds"
 
 
 def _each(counts: Iterable[int]) -> str:
@@ -168,6 +166,6 @@ SYSTEMS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("rollback", _rollback),
     ("loop bridge", _bridge),
     ("back ends", _backends),
-    ("versions", _versions),
+    ("ledger", _versions),
 )
 """Each system's line. One that is added to the library gets its own here."""

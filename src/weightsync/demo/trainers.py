@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it where gloo is
 
-from ..fsm.errors import EngineError, RankLost, SetupError
+from ..fsm.errors import EngineError, RankFailed, RankLost, SetupError, WeightSyncError
 from ..fsm.results import RoundResult
 from ..handlers.ranks import TrainerRanks
 from ..sync import WeightSync
@@ -29,6 +29,8 @@ __all__ = ["Plain", "Sharded", "Trainer", "trainer_for"]
 
 _LIMIT = 90.0
 """Seconds for what all ranks do together; a round and its attempts are bounded by far less."""
+_ENDING, _BROKEN_OFF = 10.0, 1.0
+"""Seconds that the other rank has to end by itself."""
 _GONE = "rank 1 of the trainer is gone, and its part of the weights with it"
 
 
@@ -111,6 +113,7 @@ class Sharded:
         self.board = Board()
         self.looks: list[LookBack] = []
         self.accounts: tuple[Account, ...] = ()
+        self._ending = _BROKEN_OFF
         self._rank = ShardedRank(Place(0, form, self._store.port, self.board.port), settings)
         self._peer: Peer | None = None
         try:
@@ -181,18 +184,19 @@ class Sharded:
         self._other.answer(_LIMIT)
 
     def tell(self) -> None:
-        """Take what each rank has counted."""
+        """Take what each rank has counted, at the end of a run."""
         self.accounts = self._together("account")
+        self._ending = _ENDING
 
     def close(self) -> None:
-        """The other rank is asked to end when it is done, which it is once this one takes part no more."""
+        """The other rank is asked to end. After a run that broke off it may be in a collective for good."""
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.end()
         with contextlib.suppress(Exception):
             self._rank.leave()
         if peer is not None:
-            peer.close()
+            peer.close(self._ending)
         self.board.close()
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -217,8 +221,11 @@ class Sharded:
                 raise RankLost(
                     f"rank 1 of the trainer is gone, and its part of the weights: {word}"
                 ) from error
-            with contextlib.suppress(Exception):
+            try:
                 peer.answer(_LIMIT)
+            except RankFailed as failed:
+                if not isinstance(error, WeightSyncError):  # a collective that the other one did not come to
+                    raise failed from error
             raise
         return found, self._answer(peer, found)
 
