@@ -1,6 +1,7 @@
 """The tests of the demo's trainer of two ranks have teeth: a fault that is brought back makes one fail.
 
-Each mutant (``trainermutants.py``) is tried in a test run of its own, by the very tests that guard against it.
+Each mutant (``trainermutants.py``) is tried in a test run of its own, by the very tests that guard
+against it.
 """
 
 import pytest

@@ -37,7 +37,7 @@ COMMANDS = [
 def test_there_are_commands_of_each_kind() -> None:
     """So that the tests below look at something."""
     assert {command[0] for command in COMMANDS} == {"demo", "log", "diagram", "check", "doctor"}
-    assert len(COMMANDS) == 11
+    assert len(COMMANDS) == 12
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

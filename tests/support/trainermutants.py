@@ -28,15 +28,14 @@ def other_weights_are_sent() -> None:
 
 
 def every_round_plans_anew() -> None:
-    """The plan is forgotten after each reading."""
-    right = CachedExport.told
+    """The plan is forgotten before the ranks agree on one."""
+    right = CachedExport.standing
 
-    def told(self: CachedExport) -> dict[str, Any]:
-        found = right(self)
+    def standing(self: CachedExport) -> Any:
         self.reset()
-        return found
+        return right(self)
 
-    Changed(CachedExport, "told", told)
+    Changed(CachedExport, "standing", standing)
 
 
 def a_restored_version_is_off_by_a_bit() -> None:

@@ -29,6 +29,8 @@ __all__ = ["Plain", "Sharded", "Trainer", "trainer_for"]
 
 _LIMIT = 90.0
 """Seconds for what all ranks do together; a round and its attempts are bounded by far less."""
+_AFTER = 5.0
+"""Seconds for what the other rank has to say when this one has failed."""
 _ENDING, _BROKEN_OFF = 10.0, 1.0
 """Seconds that the other rank has to end by itself."""
 _GONE = "rank 1 of the trainer is gone, and its part of the weights with it"
@@ -222,10 +224,12 @@ class Sharded:
                     f"rank 1 of the trainer is gone, and its part of the weights: {word}"
                 ) from error
             try:
-                peer.answer(_LIMIT)
+                peer.answer(_AFTER)
             except RankFailed as failed:
                 if not isinstance(error, WeightSyncError):  # a collective that the other one did not come to
                     raise failed from error
+            except RankLost:  # it waits for this rank, which is not to come
+                pass
             raise
         return found, self._answer(peer, found)
 
