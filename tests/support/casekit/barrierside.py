@@ -37,7 +37,8 @@ class SharedBudget:
     """The memory of some devices, which all processes take from."""
 
     def __init__(self, path: Path, devices: int) -> None:
-        self._file = path.open("r+b") if path.exists() else path.open("w+b")
+        # Whoever comes first makes it, and nobody empties it: another rank may have mapped it already.
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
         self._file.truncate(8 * devices)
         self._map = mmap.mmap(self._file.fileno(), 8 * devices)
         self.devices = devices
