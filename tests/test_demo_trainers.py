@@ -98,6 +98,14 @@ class Ran:
         assert sum(map(int, calls.split("+"))) == int(heard) >= 4 * published
         same = f"all ranks were told the same in {rounds} of {rounds} rounds"
         assert self.row("ledger") == f"versions 0 to {published - 1}; {same}"
+        segments, fresh, oldest = re.fullmatch(
+            r"(\d+) segments, (\d+) of the published version, the oldest (\d+) behind", self.row("samples")
+        ).groups()  # type: ignore[union-attr]
+        assert 0 < int(fresh) <= int(segments)
+        assert (int(oldest) > 0) == (fresh != segments)
+        gone, back = (self.count("action", "residency", trigger=word) for word in ("offload", "onload"))
+        assert gone == back >= 2 * (published - 1), self.row("residency")
+        assert self.row("residency").startswith(f"the optimizer gone {gone} times and back {back} times, ")
         assert "2 of 2 exact" in self.row("snapshots")
         assert self.row("snapshots").startswith(f"from v{published - 1} to v0 and back")
 

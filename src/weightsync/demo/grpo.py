@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ..fsm.spans import SampleVersions
 from .policy import Policy, PolicyShape, distribution, pick
 from .task import answers, draw_prompts, rewards
 
@@ -77,6 +78,7 @@ class Batch:
         tokens: int64 (groups, group size, answer length).
         logprobs: float32, shaped like `tokens`: what the sampling weights gave each token.
         rewards: float32 (groups, group size), each in [0, 1].
+        versions: What the receiving side says of the segments they were made in.
     """
 
     version: int
@@ -85,6 +87,7 @@ class Batch:
     tokens: Tensor
     logprobs: Tensor
     rewards: Tensor
+    versions: SampleVersions = SampleVersions()
 
     def __post_init__(self) -> None:
         shape = self.tokens.shape
@@ -239,11 +242,11 @@ class Learner:
         self.model = wrap(self.policy)
         self.version = 0
         self._share = share
-        self._optimizer = torch.optim.Adam(
+        self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda update: min(1.0, (update + 1) / settings.warmup)
+            self.optimizer, lambda update: min(1.0, (update + 1) / settings.warmup)
         )
 
     def prompts(self, step: int) -> Tensor:
@@ -302,10 +305,10 @@ class Learner:
         objective = clipped_objective(logratio, samples.advantages.expand_as(logratio), settings.clip).mean()
         entropy = -(spread.exp() * spread).sum(dim=-1).mean()
         loss = -objective - settings.entropy_bonus * entropy
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         (loss * weight).backward()
         gradient = self._clip()
-        self._optimizer.step()
+        self.optimizer.step()
         self._schedule.step()
         with torch.no_grad():
             # The low-variance estimator of KL(sampling || trained): its terms are never negative.

@@ -38,6 +38,8 @@ class History:
     systems: list[str] = field(default_factory=list)
     """What the systems around the rounds did, of a trainer that has them all."""
     published: int | None = None
+    ages: list[int] = field(default_factory=list)
+    """How many versions each batch was behind when it was learnt from."""
 
     @property
     def failed_steps(self) -> list[int]:

@@ -167,6 +167,8 @@ class _Training:
                 self._say(f"      {worker.name} gave no samples: {first_line(error)}")
         if not batches:
             raise EngineError(f"step {step}: no engine gave any samples")
+        ledger = self._sync.ledger()
+        self._history.ages += [batch.versions.staleness(ledger) for batch in batches]
         return batches
 
     def _versions(self) -> dict[str, int]:

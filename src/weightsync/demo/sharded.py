@@ -26,11 +26,14 @@ from ..follower import FollowerSync
 from ..fsm.errors import SetupError, SnapshotError
 from ..fsm.executors import RoundView
 from ..fsm.policy import Policy as RoundPolicy
+from ..fsm.residency import offload, onload
 from ..fsm.results import RoundResult
 from ..handlers.cache_release import CacheRelease
 from ..handlers.exports import CachedExport, ExportCounts
 from ..handlers.fsdp_export import FsdpExporter
 from ..handlers.ranks import TrainerRanks
+from ..handlers.residency import Residency
+from ..handlers.resident_parts import HostCopy
 from ..handlers.rollback import Rollback
 from ..handlers.snapshots import Snapshots
 from ..handlers.toggle import Toggle
@@ -190,7 +193,9 @@ class ShardedRank:
             for name in ("published", "kept")
         )
         self.ranks = TrainerRanks(self._store(), place.rank, WORLD, silent=SILENT)
+        optimizer = HostCopy("optimizer", lambda: self.learner.optimizer)
         self.handlers: tuple[Any, ...] = (
+            Residency(before=[offload(optimizer)], after=[onload(optimizer)]),
             Toggle(Collector(), during=False), CacheRelease(), Rollback(self._published), self._bulletin,
         )  # fmt: skip
         if place.rank:

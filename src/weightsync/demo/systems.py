@@ -132,6 +132,19 @@ def _backends(run: Run) -> str:
     return f"{told}; not: {', '.join(rest)}" if rest else told
 
 
+def _residency(run: Run) -> str:
+    done = run.notes("action", "residency")
+    gone, back = ([each for each in done if each.get("trigger") == word] for word in ("offload", "onload"))
+    most = max((each.get("bytes") or 0 for each in gone), default=0)
+    return f"the optimizer gone {len(gone)} times and back {len(back)} times, {_mb(most)} a rank at most"
+
+
+def _samples(run: Run) -> str:
+    ages = run.history.ages
+    fresh = sum(age == 0 for age in ages)
+    return f"{len(ages)} segments, {fresh} of the published version, the oldest {max(ages, default=0)} behind"
+
+
 def _versions(run: Run) -> str:
     told = [each.told for each in run.accounts]
     same = sum(len(set(said)) == 1 for said in zip(*told, strict=False))
@@ -167,5 +180,7 @@ SYSTEMS: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("loop bridge", _bridge),
     ("back ends", _backends),
     ("ledger", _versions),
+    ("samples", _samples),
+    ("residency", _residency),
 )
 """Each system's line. One that is added to the library gets its own here."""

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -68,14 +68,15 @@ class Sampler:
 
     def sample(self, receiver: Receiver, prompts: Tensor, settings: Settings, seed: int) -> Batch:
         """Sample while the gate is open, and say with which version."""
-        with receiver.gate.admit(limit=30.0):
-            version = receiver.version
+        with receiver.segment(limit=30.0) as segment:
+            version = segment.began
             if version is None:
                 raise SetupError(f"{self.name} was asked to sample without whole weights")
-            return rollout(
+            batch = rollout(
                 self.model, prompts, settings.group_size, seed, version=version, engine=self.name,
                 temperature=settings.temperature,
             )  # fmt: skip
+        return replace(batch, versions=batch.versions.plus(segment.done))
 
 
 def first_line(error: Exception) -> str:
