@@ -210,7 +210,7 @@ class TestB18:
         with Bench(threads("e0", "e1"), transport) as bench:
             first = bench.works()
             bench.engines["e0"].arm("applied", Raise(boom), 0)
-            result = bench.fails(boom, engine="e0", phase="Broadcasting", bucket=0)
+            result = bench.fails(boom, engine="e0", phase=SENDING, bucket=0)
             assert [row.disposition.name for row in result.engines] == ["quarantined", "serving_old"]
             assert bench.sync.servable() == {"e1": first.version}
             for look in bench.looks().values():
