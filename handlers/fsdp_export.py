@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..fsm.errors import PlanError
 from ..fsm.exports import Cut, ExportPlan, Outline, Slot
 from .export_entries import Entry, Held, ModelAt, read, world
-from .fsdp_flat import flat_entries, is_flat
+from .fsdp_flat import flat_entries, is_flat, refuse_pieces
 from .wrapped import dtype_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class FsdpExporter:
 
     def _entries(self) -> Iterator[Entry]:
         model = self._model()
+        refuse_pieces(model)
         return flat_entries(model) if is_flat(model) else _entries(model)
 
 

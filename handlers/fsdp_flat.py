@@ -5,6 +5,8 @@ A unit's tensors lie one after the other in a flat parameter, of which each rank
 where is known to every rank without asking. A unit is gathered in one collective, as it is first needed, and
 its tensors are views of what was gathered.
 
+A unit that stands at several places of a model is gathered once, and has a name for each place.
+
 It is the pieces that are gathered, and not what a forward pass has left gathered: that may be older. A
 parameter that was given other memory (``param.data = ...``) is written back to its piece first, as FSDP does
 it before its own next use.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +28,7 @@ from .wrapped import cleaned, dtype_of, flat_units
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["flat_entries", "is_flat"]
+__all__ = ["flat_entries", "is_flat", "refuse_pieces"]
 
 _FLAT = "_flat_param"
 
@@ -35,13 +38,38 @@ def is_flat(module: torch.nn.Module) -> bool:
     return any(True for _ in flat_units(module))
 
 
+def refuse_pieces(module: torch.nn.Module) -> None:
+    """Look whether there is something of a unit that is not here itself: of that, only a piece could be read.
+
+    Raises:
+        PlanError: there is.
+    """
+    known = set[int]()
+    for _, unit in flat_units(module):
+        flat = unit._handle.flat_param
+        known |= {id(each) for each in (flat, *(flat._params or ()), *(flat._shared_params or ()))}
+    for prefix, part in module.named_modules():
+        # A unit without parameters of their own leaves views of its flat one in the place of them.
+        for name, each in itertools.chain(part._parameters.items(), vars(part).items()):
+            whole = each if getattr(each, "_fsdp_flattened", False) else getattr(each, "_base", None)
+            if getattr(whole, "_fsdp_flattened", False) and not {id(each), id(whole)} & known:
+                full = cleaned(f"{prefix}.{name}" if prefix else name)
+                raise PlanError(
+                    f"{full!r} is part of an FSDP unit that is around this module: give the exporter the "
+                    "model as FSDP wrapped it"
+                )
+
+
 def flat_entries(module: torch.nn.Module) -> Iterator[Entry]:
-    """Unit by unit; then what belongs to none."""
-    names = set[str]()
-    for name, unit in flat_units(module):
-        for entry in _unit(f"{name}." if name else "", unit._handle):
-            names.add(entry.name)
-            yield entry
+    """Unit by unit, under each of its names; then what belongs to none."""
+    names, first = set[str](), dict[int, str]()
+    for name, unit in flat_units(module, again=True):
+        prefix = f"{name}." if name else ""
+        before = first.setdefault(id(unit), prefix)
+        for entry in _unit(before, unit._handle):
+            named = entry if before == prefix else _again(entry, prefix + entry.name[len(before) :])
+            names.add(named.name)
+            yield named
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), persistent_buffers(module)
     ):
@@ -79,6 +107,11 @@ def _unit(prefix: str, handle: Any) -> Iterator[Entry]:
         yield Entry(
             f"{prefix}{other}", dtype_of(flat), tuple(shape), where, _nobody, whole, of=f"{prefix}{first}"
         )
+
+
+def _again(entry: Entry, name: str) -> Entry:
+    """The same under another name."""
+    return replace(entry, name=name, held=_nobody, of=entry.of or entry.name)
 
 
 def _places(flat: Any) -> Iterator[tuple[str, Any, int]]:

@@ -25,10 +25,15 @@ def dtype_of(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def flat_units(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The units of FSDP1 that have parameters, each with its name; the root's is empty."""
+def flat_units(module: torch.nn.Module, *, again: bool = False) -> Iterator[tuple[str, Any]]:
+    """The units of FSDP1 that have parameters, each with its name; the root's is empty.
+
+    Args:
+        module: where they are.
+        again: whether a unit that has several names comes once under each.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    for name, each in module.named_modules():
+    for name, each in module.named_modules(remove_duplicate=not again):
         if isinstance(each, FullyShardedDataParallel) and each._handle is not None:  # noqa: SLF001 - torch names it no other way
             yield cleaned(f"{name}.").rstrip("."), each

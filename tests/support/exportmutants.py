@@ -24,6 +24,7 @@ from weightsync.handlers import (
     leader,
     megatron_export,
     object_tap,
+    wrapped,
 )
 
 __all__ = ["MUTANTS", "install"]
@@ -151,6 +152,16 @@ def what_was_gathered_is_read() -> None:
     Changed(fsdp_flat, "_gathered", gathered)
 
 
+def units_have_one_name() -> None:
+    """Of FSDP1: the other places of a unit are left to whatever reads what belongs to none."""
+    Changed(fsdp_flat, "flat_units", lambda module, *, again=False: wrapped.flat_units(module))
+
+
+def pieces_are_taken_for_tensors() -> None:
+    """Nobody looks whether the unit of a piece is there."""
+    Changed(fsdp_export, "refuse_pieces", lambda model: None)
+
+
 def other_memory_is_not_written_back() -> None:
     """Of FSDP1 with parameters of their own."""
     from torch.distributed.fsdp._flat_param import FlatParamHandle
@@ -233,6 +244,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "modules_are_kept_alive": (modules_are_kept_alive, "fsdp_export.py -k is_not_kept_alive"),
     "stages_are_kept_alive": (modules_are_kept_alive, "megatron_export.py -k not_kept_alive"),
     "what_was_gathered_is_read": (what_was_gathered_is_read, "fsdp_export.py -k after_each_change"),
+    "units_have_one_name": (units_have_one_name, "fsdp_odd.py -k both_names"),
+    "pieces_are_taken_for_tensors": (pieces_are_taken_for_tensors, "fsdp_odd.py -k part_of_a_unit"),
     "other_memory_is_not_written_back": (
         other_memory_is_not_written_back,
         "fsdp_export.py -k after_each_change",

@@ -1,0 +1,52 @@
+"""Models that FSDP wrapped in unusual ways, on two real ranks: an export of one is right, or refused.
+
+The scenes are played in two processes (``fsdpodd.py``); the tests look at what they brought.
+"""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fsdpodd import SCENES, serve
+from fsdpside import Ranks
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two processes for all of the tests below."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = Ranks(port, tuple(SCENES), serve)
+    yield found
+    found.end()
+
+
+def said(ranks: Ranks, scene: str) -> list[dict[str, Any]]:
+    """What both ranks said of a scene."""
+    found = ranks.said(scene)
+    assert all(isinstance(each, dict) for each in found), found
+    return found
+
+
+@pytest.mark.parametrize("scene", ["two-places", "two-places-orig"])
+def test_a_unit_at_two_places_comes_under_both_names(ranks: Ranks, scene: str) -> None:
+    """Whole under each, gathered once, before and after its values changed."""
+    for rank in said(ranks, scene):
+        assert rank["wrong"] == [[], []]
+        assert rank["of"] == {"b.weight": "a.weight", "b.bias": "a.bias"}
+
+
+@pytest.mark.parametrize("scene", ["inside", "inside-orig"])
+def test_a_part_of_a_unit_is_refused(ranks: Ranks, scene: str) -> None:
+    """Only this rank's piece of it could be read; the model as FSDP wrapped it is fine."""
+    for rank in said(ranks, scene):
+        for told in rank["refused"]:
+            assert told.startswith("PlanError: '"), told
+            assert told.endswith(
+                "is part of an FSDP unit that is around this module: give the exporter the model as FSDP "
+                "wrapped it"
+            ), told
+        assert rank["whole"] == []
