@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..fsm.errors import PlanError
 from ..fsm.exports import Cut
 from .export_entries import Entry, Held, persistent_buffers
-from .wrapped import cleaned, dtype_of, flat_units
+from .wrapped import all_units, cleaned, dtype_name, dtype_of, flat_units
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +70,29 @@ def flat_entries(module: torch.nn.Module) -> Iterator[Entry]:
             named = entry if before == prefix else _again(entry, prefix + entry.name[len(before) :])
             names.add(named.name)
             yield named
+    dtypes = _dtypes_of_buffers(module)
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), persistent_buffers(module)
     ):
         clean = cleaned(name)
         if clean not in names and clean.rpartition(".")[2] != _FLAT:
             names.add(clean)
-            yield _whole(clean, tensor)
+            yield _whole(clean, tensor, dtypes.get(clean, tensor.dtype))
+
+
+def _dtypes_of_buffers(module: torch.nn.Module) -> dict[str, torch.dtype]:
+    """Which dtype a buffer has for a state dict; the first pass casts it to that of its mixed precision.
+
+    As torch has it, it is the outermost unit around the buffer that says so.
+    """
+    found = dict[str, Any]()
+    for prefix, unit in all_units(module, again=True):
+        if unit.mixed_precision.buffer_dtype is not None:
+            for name, dtype in unit._buffer_name_to_orig_dtype.items():
+                clean = cleaned(name)
+                if clean not in unit._ignored_buffer_names:
+                    found.setdefault(f"{prefix}.{clean}" if prefix else clean, dtype)
+    return found
 
 
 def _unit(prefix: str, handle: Any) -> Iterator[Entry]:
@@ -158,11 +174,11 @@ def _gathered(prefix: str, handle: Any) -> torch.Tensor:
         return whole
 
 
-def _whole(name: str, tensor: torch.Tensor) -> Entry:
+def _whole(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Entry:
     def read() -> torch.Tensor:
-        return tensor.detach()
+        return tensor.detach().to(dtype)
 
-    return Entry(name, dtype_of(tensor), tuple(tensor.shape), "whole on each rank", _nobody, read)
+    return Entry(name, dtype_name(dtype), tuple(tensor.shape), "whole on each rank", _nobody, read)
 
 
 def _nobody() -> Held:

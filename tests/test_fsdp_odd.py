@@ -50,3 +50,17 @@ def test_a_part_of_a_unit_is_refused(ranks: Ranks, scene: str) -> None:
                 "wrapped it"
             ), told
         assert rank["whole"] == []
+
+
+@pytest.mark.parametrize("scene", ["buffers", "buffers-orig"])
+def test_buffers_of_mixed_precision_come_as_a_state_dict_has_them(ranks: Ranks, scene: str) -> None:
+    """A forward pass casts them, and neither what comes nor the plan is another one then."""
+    for rank in said(ranks, scene):
+        assert rank["cast"] == ["torch.bfloat16"]
+        assert rank["wrong"] == [[], [], []]
+        assert rank["dtypes"] == [
+            "inner.1.running_var torch.float32",
+            "inner.fine torch.float64",
+            "norm.running_var torch.float32",
+        ]
+        assert rank["builds"] == 1

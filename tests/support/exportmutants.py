@@ -154,7 +154,16 @@ def what_was_gathered_is_read() -> None:
 
 def units_have_one_name() -> None:
     """Of FSDP1: the other places of a unit are left to whatever reads what belongs to none."""
-    Changed(fsdp_flat, "flat_units", lambda module, *, again=False: wrapped.flat_units(module))
+
+    def units(module: Any, *, again: bool = False) -> Iterator[tuple[str, Any]]:
+        return wrapped.flat_units(module)
+
+    Changed(fsdp_flat, "flat_units", units)
+
+
+def buffers_come_as_a_pass_left_them() -> None:
+    """In the dtype of mixed precision."""
+    Changed(fsdp_flat, "_dtypes_of_buffers", lambda module: {})
 
 
 def pieces_are_taken_for_tensors() -> None:
@@ -245,6 +254,10 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "stages_are_kept_alive": (modules_are_kept_alive, "megatron_export.py -k not_kept_alive"),
     "what_was_gathered_is_read": (what_was_gathered_is_read, "fsdp_export.py -k after_each_change"),
     "units_have_one_name": (units_have_one_name, "fsdp_odd.py -k both_names"),
+    "buffers_come_as_a_pass_left_them": (
+        buffers_come_as_a_pass_left_them,
+        "fsdp_odd.py -k buffers_of_mixed",
+    ),
     "pieces_are_taken_for_tensors": (pieces_are_taken_for_tensors, "fsdp_odd.py -k part_of_a_unit"),
     "other_memory_is_not_written_back": (
         other_memory_is_not_written_back,

@@ -88,11 +88,53 @@ def inside_of_a_unit(orig: bool) -> dict[str, Any]:
     }
 
 
+class Buffered(nn.Module):
+    """Buffers of two dtypes, in a unit within a unit and beside it; of one only the outer unit casts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        inner.register_buffer("fine", torch.full((3,), 0.5, dtype=torch.float64))
+        inner.register_buffer("apart", torch.zeros(2), persistent=False)
+        self.inner = flat(inner, **options)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Through all of it."""
+        found: torch.Tensor = self.out(self.inner(self.norm(x)))
+        return found
+
+
+def low_buffers(orig: bool) -> dict[str, Any]:
+    """Buffers that a forward pass casts: how they come before it, after it, and after training."""
+    from torch.distributed.fsdp import MixedPrecision
+
+    low = torch.bfloat16
+    options: Any = {"use_orig_params": orig, "mixed_precision": MixedPrecision(low, buffer_dtype=low)}
+    model = flat(Buffered(**options), **options)
+    export = CachedExport(FsdpExporter(model))
+    found, dtypes = list[list[str]](), set[str]()
+    for step in range(3):
+        found.append(wrong(export, model))
+        dtypes |= {
+            f"{name} {each.dtype}"
+            for name, each in brought(export).items()
+            if "_var" in name or "fine" in name
+        }
+        with torch.set_grad_enabled(step > 0):
+            model(torch.randn(5, 4))
+    cast = {str(each.dtype) for name, each in model.named_buffers() if "_var" in name}
+    return {"wrong": found, "dtypes": sorted(dtypes), "cast": sorted(cast), "builds": export.counts.builds}
+
+
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "two-places": lambda: at_two_places(False),
     "two-places-orig": lambda: at_two_places(True),
     "inside": lambda: inside_of_a_unit(False),
     "inside-orig": lambda: inside_of_a_unit(True),
+    "buffers": lambda: low_buffers(False),
+    "buffers-orig": lambda: low_buffers(True),
 }
 
 
