@@ -81,31 +81,29 @@ class Fp8Exporter:
     def plan(self) -> Sequence[Slot]:
         """Each chosen matrix is followed by its scales."""
         self._inner = tuple(self._exporter.plan())
-        slots = list[Slot]()
+        slots, first = list[Slot](), dict[tuple[str, bool], str]()
         for slot in self._inner:
-            if not self._is_chosen(slot.name, slot.dtype, slot.shape):
-                slots.append(slot)
-                continue
-            of = slot.of and slot.of + self._suffix
-            blocks = tuple(-(-size // step) for size, step in zip(slot.shape, self._block, strict=True))
-            slots += [
-                replace(slot, dtype=_DTYPE, live=True),
-                Slot(slot.name + self._suffix, "float32", blocks, slot.owners, of=of, live=True),
-            ]
+            # Of the names of one tensor, some may be chosen and others not: then they are two.
+            chosen = self._is_chosen(slot.name, slot.dtype, slot.shape)
+            before = first.setdefault((slot.of or slot.name, chosen), slot.name)
+            named = self._named(slot, "" if before == slot.name else before)
+            slots += self._smaller(named) if chosen else [named]
         return slots
 
     def tensors(self, plan: ExportPlan) -> Iterator[tuple[str, torch.Tensor]]:
         """With scales of the values as they are now."""
         of = {slot.name: slot.of for slot in self._inner if slot.of}
+        several = set(of.values())
         made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor of several names stays one
         for name, tensor in self._exporter.tensors(ExportPlan.sealed(self._inner, plan.key)):
             dtype = dtype_of(tensor)
             if not self._is_chosen(name, dtype, tuple(tensor.shape)):
                 yield name, tensor
                 continue
-            numbers, scales = made[of[name]] if name in of else _made(tensor, self._block)
-            if name in of.values():
-                made[name] = numbers, scales
+            first = of.get(name, name)
+            numbers, scales = made[first] if first in made else _made(tensor, self._block)
+            if first in several:
+                made[first] = numbers, scales
             yield name, numbers
             yield name + self._suffix, scales
 
@@ -113,6 +111,20 @@ class Fp8Exporter:
         """Drop the plan of the exporter that it stands on."""
         self._inner = ()
         self._exporter.forget()
+
+    def _smaller(self, slot: Slot) -> list[Slot]:
+        """Its numbers and their scales."""
+        of = slot.of and slot.of + self._suffix
+        blocks = tuple(-(-size // step) for size, step in zip(slot.shape, self._block, strict=True))
+        scales = Slot(slot.name + self._suffix, "float32", blocks, slot.owners, of=of, live=True)
+        return [replace(slot, dtype=_DTYPE, live=True), scales]
+
+    def _named(self, slot: Slot, of: str) -> Slot:
+        """The same as another name of that one. If it is none any more, its owners are those of the first."""
+        if of == slot.of:
+            return slot
+        held = next((each for each in self._inner if each.name == slot.of), slot)
+        return replace(slot, of=of, owners=held.owners, cuts=held.cuts)
 
     def _is_chosen(self, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and 0 not in shape and dtype in _WIDER and self._chosen.match(name) is not None

@@ -200,6 +200,24 @@ def test_what_is_planned_is_what_comes() -> None:
     assert got["head.weight_scale_inv"] is got["emb.weight_scale_inv"]
 
 
+@pytest.mark.parametrize("chosen", ["emb", "head"])
+def test_one_of_two_names_may_be_chosen_alone(chosen: str) -> None:
+    """The other one stays as it is, whichever comes first; a plan refers to nothing that is not in it."""
+    model = Model()
+    export = CachedExport(Fp8Exporter(FsdpExporter(model), only=(f"{chosen}.weight",), block=(2, 2)))
+    other = "head" if chosen == "emb" else "emb"
+    readings = [dict(export()) for _ in range(2)]
+    for got in readings:
+        kinds = {name: got[f"{name}.weight"].dtype for name in ("emb", "head")}
+        assert kinds == {chosen: torch.float8_e4m3fn, other: torch.float32}
+        assert got.keys() - model.state_dict().keys() == {f"{chosen}.weight_scale_inv"}
+    assert export.plan is not None
+    planned = {slot.name: slot for slot in export.plan.slots}
+    assert planned.keys() == readings[0].keys()
+    for slot in export.plan.slots:
+        assert not slot.of or planned[slot.of].dtype == slot.dtype, slot
+
+
 def test_what_matches_nothing_stays_as_it_is() -> None:
     """And another selection is another outline."""
     model = Model()

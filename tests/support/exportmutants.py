@@ -212,6 +212,11 @@ def scales_are_kept_with_the_plan() -> None:
     Changed(fp8_export, "_made", made)
 
 
+def names_of_one_tensor_are_chosen_together() -> None:
+    """What is another name refers to the first one, whatever became of that."""
+    Changed(fp8_export.Fp8Exporter, "_named", lambda self, slot, of: slot)
+
+
 def tasks_keep_their_tensors() -> None:
     """They are handed to Bridge again as they were made."""
     Changed(megatron_export, "_stripped", lambda stages, task: (task, None))
@@ -268,6 +273,10 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         "fsdp_export.py -k after_each_change",
     ),
     "scales_are_kept_with_the_plan": (scales_are_kept_with_the_plan, "fsdp_export.py -k scales_are_of"),
+    "names_of_one_tensor_are_chosen_together": (
+        names_of_one_tensor_are_chosen_together,
+        "fsdp_export.py -k chosen_alone",
+    ),
     "tasks_keep_their_tensors": (tasks_keep_their_tensors, "megatron_export.py -k hold_what"),
     "adapters_are_left_out_in_silence": (adapters_are_left_out_in_silence, "megatron_export.py -k adapters"),
     "eight_bits_are_kept": (eight_bits_are_kept, "megatron_export.py -k by_bridge_itself"),
