@@ -93,6 +93,7 @@ class CachedExport:
 
     def standing(self) -> tuple[Outline, Standing]:
         """What this rank has now, and where it stands."""
+        self._abandon()
         now = self._now = self._exporter.outline()
         if self._plan is None or self._planned is None:
             return now, Standing(now.common, now.mark)
@@ -104,6 +105,12 @@ class CachedExport:
         """What all ranks do; the source is read next. An old plan ends here, before a new one begins."""
         self._decided = decision
         if decision.build:
+            self.reset()
+
+    def _abandon(self) -> None:
+        """What was read half way is dropped, though the error of whoever read it may keep it alive."""
+        if self._latest is not None:
+            self._latest = None
             self.reset()
 
     # -- reading ---------------------------------------------------------------------------------------------

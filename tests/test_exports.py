@@ -259,6 +259,35 @@ def test_a_reading_that_ends_early_leaves_no_plan(alone: CachedExport) -> None:
     assert alone.plan is None
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_reading_that_is_kept_alive_half_way_leaves_no_plan(alone: CachedExport, *, first: bool) -> None:
+    """An error of its reader does that; the next reading plans anew, and is not compared with half a one."""
+    if not first:
+        dict(alone())
+    reading = alone()
+    next(reading)
+    got = dict(alone())
+    assert got.keys() == held(alone).keys()
+    assert alone.counts.builds == 2
+    assert dict(alone()).keys() == got.keys()
+    del reading
+    assert alone.plan is not None
+
+
+def test_engines_get_the_next_weights_after_a_tensor_that_cannot_be_sent(alone: CachedExport) -> None:
+    """The error of the first hand-over is kept, as a user keeps it."""
+    mine = tensors(0.0)
+    with WeightSync([LocalEngine(receiver_for(mine, "e"))], "memory") as sync:
+        exporter: Any = alone._exporter
+        right = exporter.tensors
+        exporter.tensors = lambda plan: ((name, each.to_sparse()) for name, each in right(plan))
+        kept: Any = sync.on_step_end(1, alone)
+        assert isinstance(kept.error, PlanError)
+        exporter.tensors = right
+        assert sync.on_step_end(2, alone).ok  # type: ignore[union-attr]
+        assert float(mine["w"].mean()) == 1.0
+
+
 def test_a_reading_that_ends_late_leaves_the_next_plan_alone(alone: CachedExport) -> None:
     """What an error still refers to is let go of at any time."""
     late = alone()

@@ -66,6 +66,11 @@ def what_was_begun_is_kept() -> None:
     Changed(exports.CachedExport, "__call__", reading)
 
 
+def half_a_reading_is_kept() -> None:
+    """As long as somebody keeps it alive."""
+    Changed(exports.CachedExport, "_abandon", lambda self: None)
+
+
 def nothing_is_forgotten() -> None:
     """A reset changes nothing."""
     Changed(exports.CachedExport, "reset", lambda self: None)
@@ -272,6 +277,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         parameters_are_read_as_they_stand,
         "fsdp_export.py -k after_each_change",
     ),
+    "half_a_reading_is_kept": (half_a_reading_is_kept, "exports.py -k kept_alive_half_way"),
     "scales_are_kept_with_the_plan": (scales_are_kept_with_the_plan, "fsdp_export.py -k scales_are_of"),
     "names_of_one_tensor_are_chosen_together": (
         names_of_one_tensor_are_chosen_together,
