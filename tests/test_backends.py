@@ -16,6 +16,7 @@ import pytest
 
 from weightsync import backends as backends_module
 from weightsync.backends import Backend, Backends, Mode
+from weightsync.cli import main
 from weightsync.fsm.contract import Capabilities
 from weightsync.fsm.errors import BackendUnavailable, SetupError, WeightSyncError
 from weightsync.fsm.imports import Standing
@@ -362,6 +363,55 @@ def test_an_entry_point_that_leads_nowhere_is_broken(point: str, says: str, shel
         BackendUnavailable, match=f"transport 'mine' of minepack is broken: its import raised {says}"
     ):
         transport_for("mine")
+
+
+@pytest.mark.parametrize("value", ["ph mod::x y", "minepack.transport", ":Mine", "minepack.transport:"])
+def test_a_malformed_entry_point_costs_one_line_and_nobody_else(value: str, shelf: Shelf) -> None:
+    """Neither listing nor anything but its own name minds it, the first time and the next ones."""
+    shelf.installed("badpack", {"bad": value})
+    shelf.installed("minepack", {"mine": "minepack.transport:Mine"})
+    shelf.put("minepack/transport.py", MINE)
+    backends = transports()
+    for _ in range(2):
+        assert backends.names() == (*TRANSPORTS, "bad", "mine")
+        assert transport_for("mine", backends=backends).name == "mine"
+        with pytest.raises(SetupError, match="no transport is called 'typo'; there are: auto"):
+            transport_for("typo", backends=backends)
+        with pytest.raises(BackendUnavailable) as caught:
+            transport_for("bad", backends=backends)
+        assert f"'bad' of badpack is broken: its entry point says {value!r}, where 'module:name'" in str(
+            caught.value
+        )
+    assert main(["doctor"]) == 1
+
+
+def test_papers_that_cannot_be_read_cost_one_line_and_nobody_else(
+    shelf: Shelf, log: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a stranger wrote there, and however often it is looked at."""
+    shelf.installed("badpack", {"bad": "x:y"})
+    (shelf.folder / "badpack-2.5.dist-info" / "entry_points.txt").write_text(f"[{GROUP}]\nno equals sign\n")
+    shelf.installed("minepack", {"mine": "minepack.transport:Mine"})
+    shelf.put("minepack/transport.py", MINE)
+    for _ in range(2):
+        assert transports().names() == (*TRANSPORTS, "mine")
+    assert [record.levelname for record in log.records] == ["WARNING"]
+    assert 'event="entry points cannot be read" package=badpack' in log.messages[0]
+
+
+def test_what_was_read_half_is_read_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error on the way does not leave the part that came before it."""
+    shelf.installed("minepack", {"mine": "minepack.transport:Mine"})
+    backends, right = transports(), backends_module._of
+
+    def interrupted(point: Any) -> Backend:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backends_module, "_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backends.names()
+    monkeypatch.setattr(backends_module, "_of", right)
+    assert backends.names() == (*TRANSPORTS, "mine")
 
 
 def test_a_mistake_in_it_is_raised(shelf: Shelf) -> None:

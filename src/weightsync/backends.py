@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata, util
@@ -51,6 +51,7 @@ class Backend:
         needs: packages that may be missing, by the names they are imported under.
         purpose: what it is for.
         source: the package whose entry point names it; empty for the library's own.
+        fault: of an entry point that names nothing which could be called, why; otherwise empty.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Backend:
     needs: tuple[str, ...] = ()
     purpose: str = ""
     source: str = ""
+    fault: str = ""
 
     @property
     def path(self) -> str:
@@ -161,9 +163,9 @@ class Backends:
         with self._known.lock:
             if self._known.found is None:
                 found: dict[str, list[Backend]] = {}
-                self._known.found = found
-                for point in metadata.entry_points(group=self._group) if self._group else ():
+                for point in _points(self._group) if self._group else ():
                     found.setdefault(point.name, []).append(_of(point))
+                self._known.found = found
             return self._known.found
 
     def _called(self, name: str) -> Backend:
@@ -193,7 +195,7 @@ class Backends:
         of = f" of {backend.source}" if backend.source else ""
         what = {
             Standing.absent: f"cannot be used here, as {verdict.reason}",
-            Standing.broken: f"is broken: its import raised {verdict.reason}",
+            Standing.broken: f"is broken: {'' if backend.fault else 'its import raised '}{verdict.reason}",
         }[verdict.standing]
         where = f", at {verdict.where}" if verdict.where else ""
         others = ", ".join(each for each in self.names() if each != name)
@@ -223,21 +225,60 @@ _TOLD: set[tuple[int, str, str, str]] = set()
 """What this process has been told. It holds for all registries, and a forked child begins anew."""
 
 
+def _points(group: str) -> list[metadata.EntryPoint]:
+    """The entry points of a group. A package whose papers cannot be read costs a line, and only its own."""
+    try:
+        return list(metadata.entry_points(group=group))
+    except Exception:  # noqa: BLE001 - whatever a stranger wrote there; one of them has to be left out
+        return [point for dist in _distributions() for point in _points_of(dist, group)]
+
+
+def _distributions() -> Iterator[metadata.Distribution]:
+    """Each package once, as it comes first on the path."""
+    seen = set[str]()
+    for dist in metadata.distributions():
+        name = str(dist.name).lower().replace("-", "_")
+        if name not in seen:
+            seen.add(name)
+            yield dist
+
+
+def _points_of(dist: metadata.Distribution, group: str) -> list[metadata.EntryPoint]:
+    try:
+        return [point for point in dist.entry_points if point.group == group]
+    except Exception as error:  # noqa: BLE001 - it is told
+        once = (os.getpid(), str(dist.name), group, "warning")
+        if once not in _TOLD:
+            _TOLD.add(once)
+            from .handlers.log import tell
+
+            tell(
+                "warning", "entry points cannot be read", package=str(dist.name), error=type(error).__name__,
+                message=str(error),
+            )  # fmt: skip
+        return []
+
+
 def _of(point: metadata.EntryPoint) -> Backend:
     """What an entry point names. What may be missing are the packages that its own may be installed with."""
     dist = point.dist
     needs = [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in (dist.requires or [])] if dist else []
+    names = point.pattern.match(point.value)
+    module, attribute = (names["module"], names["attr"] or "") if names else ("", "")
     return Backend(
         name=point.name,
-        module=point.module,
-        attribute=point.attr,
+        module=module,
+        attribute=attribute,
         needs=tuple(sorted({need.replace("-", "_") for need in needs})),
-        source=dist.name if dist else "an unnamed package",
+        source=(dist.name if dist else "") or "an unnamed package",
+        fault="" if attribute else f"its entry point says {point.value!r}, where 'module:name' is needed",
     )
 
 
 def _load(backend: Backend) -> tuple[Verdict, Any]:
     """Import it, and judge what that raises."""
+    if backend.fault:
+        return Verdict(Standing.broken, backend.fault), None
     path = backend.path
     try:
         # What the library's own need is often imported in the middle of a round only. That is too late.

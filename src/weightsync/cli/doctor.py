@@ -121,6 +121,8 @@ def _of_others(backends: Backends, backend: Backend, *, load: bool) -> Finding:
     """One that another package brings. Mistakes in it are told, and not raised."""
     what, version = f"transport {backend.name}", _dated(backend.source)
     note = f"brought by {backend.source}"
+    if backend.fault:
+        return Finding(what, "BROKEN", version, f"{note}: {backend.fault}")
     if not load:
         return Finding(what, "ok", version, f"{note}; not imported to find out (--load)")
     try:
@@ -162,7 +164,7 @@ def _version(name: str) -> str | None:
 
 def _dated(name: str) -> str:
     try:
-        return metadata.version(name)
+        return metadata.version(name) or "unknown"
     except metadata.PackageNotFoundError:
         return "unknown"
 
