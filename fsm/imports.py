@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Standing", "Verdict", "judged"]
+__all__ = ["Standing", "Verdict", "judged", "said"]
 
 
 class Standing(StrEnum):
@@ -81,7 +81,17 @@ def judged(
         return None
     outside = next((place for place in places if _top(place.package) != own), None)
     where = str(outside or "") or _named(error)
-    return Verdict(Standing.broken, " ".join(f"{type(error).__name__}: {error}".split()), where, error)
+    return Verdict(Standing.broken, said(error), where, error)
+
+
+def said(error: BaseException) -> str:
+    """An error in one line that can be printed, also if it cannot say anything itself."""
+    try:
+        text = str(error)
+    except Exception as another:  # noqa: BLE001 - it is a stranger's code, too
+        text = f"(its text raised {type(another).__name__})"
+    line = " ".join(f"{type(error).__name__}: {text}".split())
+    return "".join(each if each.isprintable() else "?" for each in line).removesuffix(":")
 
 
 def _mistaken(
@@ -93,7 +103,7 @@ def _mistaken(
     if isinstance(error, ImportError):
         asked = error.name or ""
         return _top(asked) == own and not (isinstance(error, ModuleNotFoundError) and asked == module)
-    if isinstance(error, (OSError, RuntimeError, Warning)):
+    if isinstance(error, (OSError, RuntimeError, Warning)) and not isinstance(error, RecursionError):
         return False  # what a library, a device or a filter of warnings says on purpose
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
         return (

@@ -16,10 +16,10 @@ import pytest
 
 from weightsync import backends as backends_module
 from weightsync.backends import Backend, Backends, Mode
-from weightsync.cli import main
+from weightsync.cli import doctor, main
 from weightsync.fsm.contract import Capabilities
 from weightsync.fsm.errors import BackendUnavailable, SetupError, WeightSyncError
-from weightsync.fsm.imports import Standing
+from weightsync.fsm.imports import Standing, said
 from weightsync.joining import TRANSPORTS, transport_for
 from weightsync.transport_backends import GROUP, TABLE, transports
 
@@ -422,10 +422,49 @@ def test_a_mistake_in_it_is_raised(shelf: Shelf) -> None:
         transport_for("mine")
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("def Mine(): raise OSError('device busy')", BackendUnavailable,
+         "transport 'mine' of minepack cannot be made here: OSError: device busy"),
+        ("Mine = 3", SetupError, "transport 'mine' of minepack names a int, which cannot be called"),
+        ("def Mine(): return 1 + 'one'", TypeError, "raised while transport 'mine' of minepack was made"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_named(text: str, kind: type[Exception], says: str, shelf: Shelf) -> None:
+    """Whose it is stands in the error, or beside that of a mistake, which stays what it is."""
+    shelf.installed("minepack", {"mine": "minepack.transport:Mine"})
+    shelf.put("minepack/transport.py", text)
+    with pytest.raises(kind) as caught:
+        transport_for("mine")
+    assert says in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert isinstance(caught.value, WeightSyncError) is (kind is not TypeError)
+
+
+def test_a_recursion_without_end_is_a_mistake(shelf: Shelf) -> None:
+    """Though Python counts it among the errors of the time when something runs."""
+    shelf.put("plugged/inner.py", "def f(): return f()\nf()")
+    shelf.put("gadget.py")
+    with pytest.raises(RecursionError):
+        one().find("plug")
+
+
+def test_an_error_that_cannot_speak_is_told(shelf: Shelf, log: pytest.LogCaptureFixture) -> None:
+    """And one with signs that move a terminal does not."""
+    silent = "class E(OSError):\n    def __str__(self): raise ValueError\nraise E"
+    shelf.put("plugged/inner.py", "import gadget")
+    shelf.put("gadget.py", silent)
+    assert one().verdict("plug").reason == "E: (its text raised ValueError)"
+    assert 'message="(its text raised ValueError)"' in log.messages[0]
+    assert said(OSError("one\ntwo\x1b[31m\x00")) == "OSError: one two?[31m?"
+    assert said(SystemExit()) == "SystemExit"
+
+
 def test_a_name_of_the_librarys_is_nobody_elses(shelf: Shelf) -> None:
     """A package cannot take the place of a transport that is known."""
     shelf.installed("minepack", {"memory": "minepack.transport:Mine"})
     shelf.put("minepack/transport.py", MINE)
+    shelf.installed("yourpack", {"auto": "minepack.transport:Mine"})
     assert type(transport_for("memory")).__module__ == "weightsync.transports.memory"
     assert transports().names() == TRANSPORTS
 
@@ -559,6 +598,38 @@ def test_the_doctor_prints_the_table(shelf: Shelf) -> None:
     )
     assert "transport shm BROKEN OSError: libmsg.so: no such file, at" in told
     assert "transport memory ok engines in this process" in told
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_the_doctor_has_a_line_for_each_stranger(
+    shelf: Shelf, capsys: pytest.CaptureFixture[str], *, load: bool
+) -> None:
+    """Whatever they do, the others have theirs; what cannot be reached is not called usable."""
+    ends = {"quits": "raise SystemExit(3)", "mute": "class E(Exception):\n    __str__ = 3\nraise E"}
+    for name, text in ends.items():
+        shelf.installed(name, {name: f"{name}_mod:T"})
+        shelf.put(f"{name}_mod.py", text)
+    for name, point in {"takes": "memory", "grabs": "auto", "one": "same", "two": "same"}.items():
+        shelf.installed(name, {point: "minepack.transport:Mine"})
+    shelf.put("minepack/transport.py", MINE)
+    lines = [(each.what, each.verdict, each.note) for each in doctor.findings(load=load)]
+    told = [line for line in lines if "brought by" in line[2]]
+    assert len(told) == 6
+    assert [line for line in told if line[0] == "transport memory"] == [
+        ("transport memory", "no", "brought by takes, and not to be reached: the name is the library's own")
+    ]
+    assert [line[1] for line in told if line[0] == "transport auto"] == ["no"]
+    assert sorted(line[2] for line in told if line[0] == "transport same") == [
+        "brought by one, and not to be reached: the name is brought by two as well",
+        "brought by two, and not to be reached: the name is brought by one as well",
+    ]
+    found = {line[0]: line[1:] for line in told}
+    if load:
+        assert found["transport quits"] == ("BROKEN", "brought by quits: SystemExit: 3")
+        assert found["transport mute"] == ("BROKEN", "brought by mute: E: (its text raised TypeError)")
+    assert ("transport memory", "ok", "engines in this process") in lines
+    assert main(["doctor", "--load"][: 2 if load else 1]) == (1 if load else 0)
+    assert capsys.readouterr().out.count("transport same") == 2
 
 
 # -- workers of a cluster -----------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from importlib import metadata, util
 from typing import Any, Literal
 
 from .fsm import checks
-from .fsm.errors import BackendUnavailable, SetupError
-from .fsm.imports import Standing, Verdict, judged
+from .fsm.errors import BackendUnavailable, SetupError, WeightSyncError
+from .fsm.imports import Standing, Verdict, judged, said
 
 __all__ = ["Backend", "Backends", "Mode"]
 
@@ -111,7 +111,7 @@ class Backends:
 
     def names(self) -> tuple[str, ...]:
         """All that can be asked for; those of the library first. Nothing is imported."""
-        others = sorted(name for name in self._others() if name not in self._known.table)
+        others = sorted(name for name in self._others() if not self._is_ours(name))
         return (*self._also, *self._known.table, *others)
 
     def all(self) -> list[Backend]:
@@ -152,6 +152,36 @@ class Backends:
         """How it is with the one called so; it is imported to find out. Mistakes are raised."""
         return self._asked(name)[0]
 
+    def made(self, name: str) -> Any:
+        """The one called so, made by calling what makes it.
+
+        Raises:
+            BackendUnavailable: it is absent or broken, or what it needs cannot be had, such as a device.
+            SetupError: none is called so, or there is nothing to call.
+            Exception: a mistake in its own code, as it was raised, with a note of whose it is.
+        """
+        make, of = self.get(name), self._of(name)
+        if not callable(make):
+            raise SetupError(f"{of} names a {type(make).__name__}, which cannot be called to make one")
+        try:
+            return make()
+        except WeightSyncError:
+            raise
+        except OSError as error:
+            raise BackendUnavailable(f"{of} cannot be made here: {said(error)}") from error
+        except Exception as error:
+            error.add_note(f"raised while {of} was made")
+            raise
+
+    def shadowed(self, backend: Backend) -> str:
+        """Why one of another package's cannot be reached by its name; empty if it can be."""
+        if not backend.source:
+            return ""
+        if self._is_ours(backend.name):
+            return "the name is the library's own"
+        rivals = sorted({each.source for each in self._others()[backend.name] if each is not backend})
+        return f"the name is brought by {' and '.join(rivals)} as well" if rivals else ""
+
     def lacking(self, backend: Backend) -> list[str]:
         """The packages it needs that cannot be found. Nothing is imported."""
         return [] if backend.source else [need for need in backend.needs if not there(need)]
@@ -167,6 +197,10 @@ class Backends:
                     found.setdefault(point.name, []).append(_of(point))
                 self._known.found = found
             return self._known.found
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether nobody else's can have this name."""
+        return name in self._also or name in self._known.table
 
     def _called(self, name: str) -> Backend:
         if (ours := self._known.table.get(name)) is not None:
@@ -192,14 +226,18 @@ class Backends:
 
     def _unavailable(self, name: str, verdict: Verdict) -> BackendUnavailable:
         backend = self._called(name)
-        of = f" of {backend.source}" if backend.source else ""
         what = {
             Standing.absent: f"cannot be used here, as {verdict.reason}",
             Standing.broken: f"is broken: {'' if backend.fault else 'its import raised '}{verdict.reason}",
         }[verdict.standing]
         where = f", at {verdict.where}" if verdict.where else ""
         others = ", ".join(each for each in self.names() if each != name)
-        return BackendUnavailable(f"{self.kind} {name!r}{of} {what}{where}; others are: {others}")
+        return BackendUnavailable(f"{self._of(name)} {what}{where}; others are: {others}")
+
+    def _of(self, name: str) -> str:
+        """Which one, and whose."""
+        source = self._called(name).source
+        return f"{self.kind} {name!r} of {source}" if source else f"{self.kind} {name!r}"
 
     def _tell(self, backend: Backend, verdict: Verdict) -> None:
         """One event a process and back end, whoever asks and however often."""
@@ -217,7 +255,7 @@ class Backends:
         error = type(cause).__name__ if cause else ""
         tell(
             level, f"{self.kind} is {verdict.standing}", backend=backend.name, error=error,
-            message=str(cause or verdict.reason), where=verdict.where,
+            message=said(cause).removeprefix(f"{error}: ") if cause else verdict.reason, where=verdict.where,
         )  # fmt: skip
 
 
@@ -254,7 +292,7 @@ def _points_of(dist: metadata.Distribution, group: str) -> list[metadata.EntryPo
 
             tell(
                 "warning", "entry points cannot be read", package=str(dist.name), error=type(error).__name__,
-                message=str(error),
+                message=said(error),
             )  # fmt: skip
         return []
 

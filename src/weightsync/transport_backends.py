@@ -51,10 +51,11 @@ def made(backends: Backends, name: str) -> Transport:
     """The transport called so.
 
     Raises:
-        BackendUnavailable: it is absent or broken.
-        SetupError: there is none, it cannot be made here, or what was made is no transport.
+        BackendUnavailable: it is absent or broken, or cannot be made here.
+        SetupError: there is none, or what was made is no transport.
+        Exception: a mistake in its own code, as it was raised.
     """
-    transport = backends.get(name)()
+    transport = backends.made(name)
     if not checks.has(transport, METHODS) or not hasattr(transport, "capabilities"):
         needed = f"what the entry point {name!r} of {GROUP} makes has to be a transport"
         raise checks.refusal("WeightSync", "transport", transport, needed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..backends import Backend, Backends
 from ..columns import Column, grid
-from ..fsm.imports import Standing, Verdict
+from ..fsm.imports import Standing, Verdict, said
 from ..transport_backends import transports
 from .terminal import paint, show, width
 
@@ -112,8 +112,11 @@ def _backend(backends: Backends, backend: Backend, *, load: bool) -> Finding:
         return Finding(what, "no", "", f"needs {', '.join(lacking)}")
     if backend.name == "cuda_ipc" and _no_gpu():
         return Finding(what, "no", "", _no_gpu())
-    if load and (verdict := backends.verdict(backend.name)).standing is not Standing.ready:
-        return _told(what, "", verdict)
+    try:
+        if load and (verdict := backends.verdict(backend.name)).standing is not Standing.ready:
+            return _told(what, "", verdict)
+    except SystemExit as end:  # of something that it needs; a mistake of the library's own is raised
+        return Finding(what, "BROKEN", "", said(end))
     return Finding(what, "ok", "", backend.purpose)
 
 
@@ -121,14 +124,16 @@ def _of_others(backends: Backends, backend: Backend, *, load: bool) -> Finding:
     """One that another package brings. Mistakes in it are told, and not raised."""
     what, version = f"transport {backend.name}", _dated(backend.source)
     note = f"brought by {backend.source}"
+    if shadow := backends.shadowed(backend):
+        return Finding(what, "no", version, f"{note}, and not to be reached: {shadow}")
     if backend.fault:
         return Finding(what, "BROKEN", version, f"{note}: {backend.fault}")
     if not load:
         return Finding(what, "ok", version, f"{note}; not imported to find out (--load)")
     try:
         verdict = backends.verdict(backend.name)
-    except Exception as error:  # noqa: BLE001 - one line of the table, and the others follow
-        return Finding(what, "BROKEN", version, f"{note}: {type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one line of the table, and the others follow
+        return Finding(what, "BROKEN", version, f"{note}: {said(error)}")
     return (
         Finding(what, "ok", version, note)
         if verdict.standing is Standing.ready
