@@ -131,7 +131,10 @@ class Fp8Exporter:
 
 
 def _made(tensor: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers and their scales, in blocks that are filled up with zeros."""
+    """The numbers and their scales, in blocks that are filled up with zeros.
+
+    A number that is none, or infinite, has no part in the scale of its block, and comes as none.
+    """
     import torch
     from torch.nn.functional import pad
 
@@ -139,7 +142,9 @@ def _made(tensor: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, t
     with torch.no_grad():
         full = pad(tensor.detach().float(), (0, -columns % wide, 0, -rows % tall))
         blocks = full.view(full.shape[0] // tall, tall, full.shape[1] // wide, wide)
-        largest = blocks.abs().amax(dim=(1, 3))
-        scales = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
-        scaled: Any = (blocks / scales[:, None, :, None]).view(full.shape)[:rows, :columns]
+        finite = blocks.isfinite()
+        scales = blocks.where(finite, 0.0).abs().amax(dim=(1, 3)) / _LARGEST
+        scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+        near = (blocks / scales[:, None, :, None]).clamp(-_LARGEST, _LARGEST).where(finite, torch.nan)
+        scaled: Any = near.view(full.shape)[:rows, :columns]
         return scaled.to(getattr(torch, _DTYPE)).contiguous(), scales

@@ -183,6 +183,30 @@ def test_matrices_have_a_scale_for_each_block() -> None:
     assert torch.allclose(got["weight"].float() * scale, model.weight, rtol=0.07, atol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_spoils_no_neighbour(bad: float) -> None:
+    """It comes as no number, and the rest of its block is as near as without it."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        model.weight.mul_(1e5)[0, 1] = bad
+    got = eight(model, only=("weight",), block=(2, 2))
+    scale = got["weight_scale_inv"].repeat_interleave(2, 0).repeat_interleave(2, 1)
+    near, right = got["weight"].float() * scale, model.weight.isfinite()
+    assert bool(got["weight_scale_inv"].isfinite().all())
+    assert torch.equal(near.isnan(), ~right)
+    assert torch.allclose(near[right], model.weight[right], rtol=0.07, atol=1.0)
+
+
+def test_numbers_that_are_all_but_zero_have_a_scale() -> None:
+    """A quotient that would be zero is no scale."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1e-45)
+    got = eight(model, only=("weight",), block=(2, 2))
+    assert float(got["weight_scale_inv"].min()) > 0.0
+    assert float((got["weight"].float() * got["weight_scale_inv"]).abs().max()) < 1e-40
+
+
 def test_what_is_planned_is_what_comes() -> None:
     """Names, dtypes and shapes, of which those that follow from values are live."""
     model = Model()

@@ -222,6 +222,17 @@ def names_of_one_tensor_are_chosen_together() -> None:
     Changed(fp8_export.Fp8Exporter, "_named", lambda self, slot, of: slot)
 
 
+def what_is_no_number_is_scaled_too() -> None:
+    """As if it were as large as anything."""
+    right = fp8_export._made
+
+    def made(tensor: Any, block: tuple[int, int]) -> Any:
+        numbers, scales = right(tensor, block)
+        return numbers, scales.masked_fill(~tensor.isfinite().all(), 1.0)
+
+    Changed(fp8_export, "_made", made)
+
+
 def tasks_keep_their_tensors() -> None:
     """They are handed to Bridge again as they were made."""
     Changed(megatron_export, "_stripped", lambda stages, task: (task, None))
@@ -282,6 +293,10 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "names_of_one_tensor_are_chosen_together": (
         names_of_one_tensor_are_chosen_together,
         "fsdp_export.py -k chosen_alone",
+    ),
+    "what_is_no_number_is_scaled_too": (
+        what_is_no_number_is_scaled_too,
+        "fsdp_export.py -k spoils_no_neighbour",
     ),
     "tasks_keep_their_tensors": (tasks_keep_their_tensors, "megatron_export.py -k hold_what"),
     "adapters_are_left_out_in_silence": (adapters_are_left_out_in_silence, "megatron_export.py -k adapters"),
