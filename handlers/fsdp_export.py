@@ -18,9 +18,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..fsm.errors import PlanError
+from ..fsm.errors import PlanError, WeightsInUse
 from ..fsm.exports import Cut, ExportPlan, Outline, Slot
 from .export_entries import Entry, Held, ModelAt, read, world
+from .form_dtensor import reshard
 from .fsdp_flat import flat_entries, is_flat, refuse_pieces
 from .wrapped import dtype_of
 
@@ -63,11 +64,26 @@ class FsdpExporter:
     def _entries(self) -> Iterator[Entry]:
         model = self._model()
         refuse_pieces(model)
-        return flat_entries(model) if is_flat(model) else _entries(model)
+        _let_go(model)
+        return flat_entries(model, _entry) if is_flat(model) else _entries(model)
+
+
+def _let_go(model: torch.nn.Module) -> None:
+    """Of what FSDP2 has gathered, which may be older than what the ranks hold; but of nothing that is in use.
+
+    Raises:
+        PlanError: a pass goes on.
+    """
+    try:
+        reshard(model, ended=False)
+    except WeightsInUse as error:
+        raise PlanError(
+            f"FSDP2: {error}, and hand the weights over outside of forward and backward"
+        ) from error
 
 
 def _entries(model: torch.nn.Module) -> Iterator[Entry]:
-    """Of the state dict, for which FSDP2 lets go of what it has gathered: that may be older."""
+    """Of the state dict."""
     first: dict[int, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not hasattr(tensor, "untyped_storage"):

@@ -15,7 +15,7 @@ it before its own next use.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -60,8 +60,10 @@ def refuse_pieces(module: torch.nn.Module) -> None:
                 )
 
 
-def flat_entries(module: torch.nn.Module) -> Iterator[Entry]:
-    """Unit by unit, under each of its names; then what belongs to none."""
+def flat_entries(
+    module: torch.nn.Module, other: Callable[[str, torch.Tensor, str], Entry]
+) -> Iterator[Entry]:
+    """Unit by unit, under each of its names; then what belongs to none, which ``other`` describes."""
     names, first = set[str](), dict[int, str]()
     for name, unit in flat_units(module, again=True):
         prefix = f"{name}." if name else ""
@@ -77,7 +79,7 @@ def flat_entries(module: torch.nn.Module) -> Iterator[Entry]:
         clean = cleaned(name)
         if clean not in names and clean.rpartition(".")[2] != _FLAT:
             names.add(clean)
-            yield _whole(clean, tensor, dtypes.get(clean, tensor.dtype))
+            yield _cast(other(clean, tensor, ""), dtypes.get(clean, tensor.dtype))
 
 
 def _dtypes_of_buffers(module: torch.nn.Module) -> dict[str, torch.dtype]:
@@ -174,11 +176,8 @@ def _gathered(prefix: str, handle: Any) -> torch.Tensor:
         return whole
 
 
-def _whole(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Entry:
-    def read() -> torch.Tensor:
-        return tensor.detach().to(dtype)
-
-    return Entry(name, dtype_name(dtype), tuple(tensor.shape), "whole on each rank", _nobody, read)
+def _cast(entry: Entry, dtype: torch.dtype) -> Entry:
+    return replace(entry, dtype=dtype_name(dtype), read=lambda: entry.read().to(dtype))
 
 
 def _nobody() -> Held:

@@ -64,3 +64,20 @@ def test_buffers_of_mixed_precision_come_as_a_state_dict_has_them(ranks: Ranks, 
             "norm.running_var torch.float32",
         ]
         assert rank["builds"] == 1
+
+
+def test_both_kinds_of_units_may_be_in_one_model(ranks: Ranks) -> None:
+    """Each is gathered in its own way."""
+    for rank in said(ranks, "both-kinds"):
+        assert rank == {"wrong": [[], []], "builds": 1}
+
+
+def test_a_hand_over_inside_of_a_pass_is_refused_and_the_pass_goes_on(ranks: Ranks) -> None:
+    """Of FSDP2, whose parameters are gathered just then; afterwards it is fine."""
+    for rank in said(ranks, "in-a-pass"):
+        assert len(rank["refused"]) == 2
+        for told in rank["refused"]:
+            assert told.startswith("PlanError: FSDP2: "), told
+            assert "is in the middle of a pass: let it end first, and hand the weights over out" in told
+        assert rank["grads"]
+        assert rank["after"] == []

@@ -166,6 +166,11 @@ def units_have_one_name() -> None:
     Changed(fsdp_flat, "flat_units", units)
 
 
+def who_is_in_a_pass_is_not_asked() -> None:
+    """Of FSDP2."""
+    Changed(fsdp_export, "_let_go", lambda model: None)
+
+
 def buffers_come_as_a_pass_left_them() -> None:
     """In the dtype of mixed precision."""
     Changed(fsdp_flat, "_dtypes_of_buffers", lambda module: {})
@@ -204,6 +209,7 @@ def parameters_are_read_as_they_stand() -> None:
             yield fsdp_export._entry(name, tensor, "" if of == name else of)
 
     Changed(fsdp_export, "_entries", entries)
+    Changed(fsdp_export, "_let_go", lambda model: None)
 
 
 def scales_are_kept_with_the_plan() -> None:
@@ -275,6 +281,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     "stages_are_kept_alive": (modules_are_kept_alive, "megatron_export.py -k not_kept_alive"),
     "what_was_gathered_is_read": (what_was_gathered_is_read, "fsdp_export.py -k after_each_change"),
     "units_have_one_name": (units_have_one_name, "fsdp_odd.py -k both_names"),
+    "who_is_in_a_pass_is_not_asked": (who_is_in_a_pass_is_not_asked, "fsdp_odd.py -k inside_of_a_pass"),
     "buffers_come_as_a_pass_left_them": (
         buffers_come_as_a_pass_left_them,
         "fsdp_odd.py -k buffers_of_mixed",

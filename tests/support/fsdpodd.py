@@ -128,11 +128,65 @@ def low_buffers(orig: bool) -> dict[str, Any]:
     return {"wrong": found, "dtypes": sorted(dtypes), "cast": sorted(cast), "builds": export.counts.builds}
 
 
+def both_kinds() -> dict[str, Any]:
+    """FSDP1 and FSDP2 side by side; what FSDP2 has gathered stays so after a pass."""
+    from torch.distributed.fsdp import fully_shard
+
+    second: Any = nn.Linear(4, 4)
+    like: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    second.load_state_dict(like[0].state_dict())
+    fully_shard(second, reshard_after_forward=False)
+    first = nn.Linear(4, 3)
+    first.load_state_dict(like[1].state_dict())
+    model = nn.Sequential(second, flat(first))
+    export = CachedExport(FsdpExporter(model))
+    found = [differing(brought(export), like)]
+    model(torch.randn(2, 4))
+    with torch.no_grad():
+        like[0].weight.add_(1.0)
+        second.reshard()
+        second.weight.to_local().add_(1.0)
+    found.append(differing(brought(export), like))
+    return {"wrong": found, "builds": export.counts.builds}
+
+
+def differing(got: dict[str, torch.Tensor], like: nn.Module) -> list[str]:
+    """What is not as a module without FSDP has it."""
+    truth = like.state_dict()
+    return sorted(
+        name
+        for name in got.keys() | truth.keys()
+        if name not in got or not torch.equal(got[name], truth[name])
+    )
+
+
+def in_a_pass() -> dict[str, Any]:
+    """A hand-over from a hook inside of forward, and one from inside of backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    fully_shard(model[1])
+    fully_shard(model)
+    export, told = CachedExport(FsdpExporter(model)), list[str]()
+
+    def ask(*_: object) -> None:
+        told.append(refused(lambda: brought(export)))
+
+    model[0].register_forward_hook(ask)
+    got = model(torch.randn(2, 4))
+    got.register_hook(ask)
+    got.sum().backward()
+    grads = all(each.grad is not None for each in model.parameters())
+    return {"refused": told, "grads": grads, "after": wrong(export, model)}
+
+
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "two-places": lambda: at_two_places(False),
     "two-places-orig": lambda: at_two_places(True),
     "inside": lambda: inside_of_a_unit(False),
     "inside-orig": lambda: inside_of_a_unit(True),
+    "both-kinds": both_kinds,
+    "in-a-pass": in_a_pass,
     "buffers": lambda: low_buffers(False),
     "buffers-orig": lambda: low_buffers(True),
 }
