@@ -412,6 +412,7 @@ def test_what_was_read_half_is_read_again(shelf: Shelf, monkeypatch: pytest.Monk
         backends.names()
     monkeypatch.setattr(backends_module, "_of", right)
     assert backends.names() == (*TRANSPORTS, "mine")
+    assert [each.name for each in backends.all() if each.source] == ["mine"]
 
 
 def test_a_mistake_in_it_is_raised(shelf: Shelf) -> None:

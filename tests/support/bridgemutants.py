@@ -262,6 +262,34 @@ def anybody_takes_a_name_of_ours(patch: Patch) -> None:
     patch.setattr(Backends, "_called", others_first)
 
 
+def what_was_read_half_is_the_list(patch: Patch) -> None:
+    """An error on the way is forgotten, and so is what would have come after it."""
+
+    def others(self: Backends) -> Any:
+        found = self._known.found
+        if found is None:
+            found = self._known.found = {}
+            for point in backends._points(self._group or ""):
+                found.setdefault(point.name, []).append(backends._of(point))
+        return found
+
+    patch.setattr(Backends, "_others", others)
+
+
+def what_cannot_be_reached_is_usable(patch: Patch) -> None:
+    """The doctor lists whatever has an entry point."""
+    patch.setattr(Backends, "shadowed", lambda self, backend: "")
+
+
+def a_recursion_is_a_broken_package(patch: Patch) -> None:
+    """As is any other ``RuntimeError``."""
+    mistaken = imports._mistaken
+    patch.setattr(
+        imports, "_mistaken",
+        lambda error, *rest: not isinstance(error, RecursionError) and mistaken(error, *rest),
+    )  # fmt: skip
+
+
 MUTANTS: dict[str, tuple[Changed, str]] = {
     "a_loop_for_a_call": (a_loop_for_a_call, "bridge.py -k five_hundred_calls"),
     "a_loop_is_stopped_and_not_closed": (a_loop_is_stopped_and_not_closed, "bridge.py -k five_hundred_calls"),
@@ -302,6 +330,11 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
         everything_is_imported_at_once, "backends.py -k imported_before_it_is_asked",
     ),
     "what_is_used_late_is_missed_late": (what_is_used_late_is_missed_late, "backends.py -k used_late"),
+    "what_was_read_half_is_the_list": (what_was_read_half_is_the_list, "backends.py -k read_half"),
+    "what_cannot_be_reached_is_usable": (
+        what_cannot_be_reached_is_usable, "backends.py -k line_for_each_stranger",
+    ),
+    "a_recursion_is_a_broken_package": (a_recursion_is_a_broken_package, "backends.py -k recursion"),
     "anybody_takes_a_name_of_ours": (anybody_takes_a_name_of_ours, "backends.py -k nobody_elses"),
 }  # fmt: skip
 """What breaks, and the tests that must notice: ``tests/test_`` and so on, with what selects them."""
