@@ -295,7 +295,7 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         parameters_are_read_as_they_stand,
         "fsdp_export.py -k after_each_change",
     ),
-    "half_a_reading_is_kept": (half_a_reading_is_kept, "exports.py -k kept_alive_half_way"),
+    "half_a_reading_is_kept": (half_a_reading_is_kept, "exports.py -k cannot_be_sent"),
     "scales_are_kept_with_the_plan": (scales_are_kept_with_the_plan, "fsdp_export.py -k scales_are_of"),
     "names_of_one_tensor_are_chosen_together": (
         names_of_one_tensor_are_chosen_together,
