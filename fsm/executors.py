@@ -52,6 +52,10 @@ class RoundView:
 
     Args:
         note: for the log.
+        bound: the versions that engines may hold by what the ledger said under this round's lock: the
+            published one, and one of a round that failed late, if there is one. In the clean-up it is this
+            round's alone. The same on every rank of the trainer. None if the ledger did not say.
+        copied: whether a private copy is sent, so that the trainer may go on meanwhile.
     """
 
     session: Session
@@ -60,6 +64,8 @@ class RoundView:
     plan: Plan | None
     weights: Weights
     note: Note = _untold
+    bound: tuple[int, ...] | None = None
+    copied: bool = False
 
 
 Undo = Callable[[], None]

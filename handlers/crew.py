@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -83,6 +84,8 @@ class Parts:
     bucket_bytes: int
     part: Part | None
     """What the digests are of; None if there are none."""
+    copied: bool = False
+    """Whether the weights are a private copy, so that the trainer may go on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -102,6 +105,7 @@ class Crew:
     ports: list[RoundPort] = field(default_factory=list)
     _undos: dict[int, Undo] = field(default_factory=dict)
     _planning: Future[Expectation] | None = None
+    _bound: tuple[int, ...] | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def carry_out(self, call: Call) -> None:
@@ -242,7 +246,10 @@ class Crew:
             self.driver.round.note("export", wall=self.clock.wall(), facts=source.told())
 
     def _prepare(self, call: Call) -> bool:
-        undo = self._executor(call).prepare(self._view())
+        if self._bound is None:  # one that does not say fails the round where it is needed, and not here
+            with suppress(Exception):
+                self._bound = tuple(sorted(self.parts.ledger.current().bound))
+        undo = self._executor(call).prepare(self._view(self._bound))
         if undo is not None and self.driver.round.facts.settled:
             undo()  # the round gave up on this long ago, and nobody else will do it
             return False
@@ -251,7 +258,7 @@ class Crew:
         return undo is not None
 
     def _clean(self, call: Call) -> None:
-        self._executor(call).clean(self._view())
+        self._executor(call).clean(self._view((self.session.version,)))
 
     def _undo(self, call: Call) -> None:
         self._undos.pop(call.index or 0)()
@@ -259,9 +266,11 @@ class Crew:
     def _executor(self, call: Call) -> Executor:
         return self.parts.executors[call.index or 0]
 
-    def _view(self) -> RoundView:
+    def _view(self, bound: tuple[int, ...] | None) -> RoundView:
         parts = self.parts
-        return RoundView(self.session, parts.step, parts.attempt, self.plan, parts.weights, self._note)
+        return RoundView(
+            self.session, parts.step, parts.attempt, self.plan, parts.weights, self._note, bound, parts.copied
+        )
 
     def _note(self, event: str, /, *, executor: str, freed: int | None = None, **values: Any) -> None:
         """Examined here, in the executor's own thread: what the round's log cannot take is its error."""

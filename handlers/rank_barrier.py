@@ -116,7 +116,7 @@ class RankBarrier:
             self._cleaning = session.round
         self._numbers += 1
         said = [self._numbers, what, session.round, session.epoch, session.version, round.attempt]
-        ranks.post(ranks.number, "call", said)
+        ranks.post(ranks.number, "call", [*said, round.bound, round.copied])
 
     def undo(self, round: RoundView) -> None:
         """Have the others undo it. Who is gone has nothing to undo any more; who fails at it is told."""

@@ -121,9 +121,12 @@ class RankPart:
     # -- on the thread ---------------------------------------------------------------------------------------
 
     def _do(self, said: list[Any], step: int, weights: Weights) -> None:
-        what, round, epoch, version, attempt = said
+        what, round, epoch, version, attempt, bound, copied = said
         self._told, self._round = [], round
-        view = RoundView(Session(round, epoch, version), step, attempt, weights.plan(0), weights, self._note)
+        view = RoundView(
+            Session(round, epoch, version), step, attempt, weights.plan(0), weights, self._note,
+            None if bound is None else tuple(bound), copied,
+        )  # fmt: skip
         try:
             error = self._undo_all() if what != CLEAN else None
             if error is None:

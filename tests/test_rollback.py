@@ -1,6 +1,8 @@
 """A failed round is rolled back to by the very snapshot of the published version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 import weightsync
+from casekit.rankteam import DictStore
 from weightsync.fsm.contract import Weights
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import SetupError, SnapshotError
@@ -15,11 +18,35 @@ from weightsync.fsm.executors import RoundView
 from weightsync.handlers.rollback import Rollback
 from weightsync.handlers.snapshots import Snapshots
 
+POLICY = weightsync.Policy(on_engine_failure="quarantine", quorum=1, bucket_bytes=16)
+
+
+class Fails:
+    """A handler that fails in the rounds that it is told."""
+
+    name = "fails"
+
+    def __init__(self, **rounds: int) -> None:
+        self.rounds, self.now = rounds, 0
+
+    def prepare(self, round: RoundView) -> None:
+        """Before anything is told to an engine."""
+        self.now += 1
+        self._go("prepare")
+
+    def clean(self, round: RoundView) -> None:
+        """When it is published."""
+        self._go("clean")
+
+    def _go(self, word: str) -> None:
+        if self.rounds.get(word) == self.now:
+            raise OSError(f"{word} of round {self.now}")
+
 
 class Two:
     """A trainer with two engines of this process, of which one fails when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *before: Any, policy: weightsync.Policy = POLICY) -> None:
         self.model = torch.nn.Linear(3, 2)
         self.held = [
             {name: torch.zeros_like(each) for name, each in self.model.state_dict().items()} for _ in "ab"
@@ -31,8 +58,7 @@ class Two:
         ]
         self.kept = Snapshots(self.model)
         self.records: list[Any] = []
-        policy = weightsync.Policy(on_engine_failure="quarantine", quorum=1, bucket_bytes=16)
-        handlers: list[Any] = [Rollback(self.kept), self.records.append]
+        handlers: list[Any] = [*before, Rollback(self.kept), self.records.append]
         self.sync = weightsync.WeightSync(links, "memory", policy=policy, handlers=handlers)
 
     def _fault(self, name: str) -> Callable[[str, int], None]:
@@ -133,11 +159,11 @@ def test_the_published_version_is_not_saved_again() -> None:
     kept = Snapshots(model)
     rollback = Rollback(kept)
     weights = cast("Weights", SimpleNamespace(tensors=dict(model.state_dict())))
-    view = RoundView(Session("r", 1, 4), step=1, attempt=1, plan=None, weights=weights)
+    view = RoundView(Session("r", 1, 4), step=1, attempt=1, plan=None, weights=weights, bound=())
     assert rollback.prepare(view) is not None
     rollback.clean(view)
     with kept.version(4):
-        assert rollback.prepare(view) is None
+        assert rollback.prepare(replace(view, bound=(4,))) is None
     assert kept.versions == (4,)
 
 
@@ -145,3 +171,159 @@ def test_it_needs_snapshots() -> None:
     """And says so."""
     with pytest.raises(SetupError, match=r"Snapshots\(model\) is needed"):
         Rollback(cast("Any", None))
+
+
+# -- rounds that fail late --------------------------------------------------------------------------------
+
+
+def test_what_a_round_that_failed_late_has_published_is_kept() -> None:
+    """Although another handler's clean-up failed before this one's: an engine that missed it gets it."""
+    two = Two(Fails(clean=2))
+    with two.sync as sync:
+        assert sync.on_train_begin(two.model).ok
+        two.train()
+        published, two.failing = two.weights(), {"e1"}
+        result = require(sync.on_step_end(1, two.model))
+        assert (result.ok, sync.version()) == (False, 1)
+        assert two.engine(1) != published == two.engine(0)
+        two.failing = set()
+        two.train()
+        assert 1 in two.kept.versions
+        with two.kept.version(1):
+            assert sync.catch_up(1, two.model).ok
+        assert two.engine(1) == published
+        assert two.kept.versions == (1,)
+
+
+def test_rounds_that_fail_early_leave_what_failed_late_alone() -> None:
+    """One after the other; and the next good one gives all of it up."""
+    two = Two(Fails(clean=2))
+    with two.sync as sync:
+        assert sync.on_train_begin(two.model).ok
+        two.train()
+        published = two.weights()
+        assert not require(sync.on_step_end(1, two.model)).ok
+        two.failing = {"e0", "e1"}
+        for step in (2, 3):
+            two.train()
+            assert not require(sync.on_step_end(step, two.model)).ok
+            assert sync.version() == 1
+            assert 1 in two.kept.versions
+        with two.kept.version(1):
+            assert two.weights() == published
+        two.failing = set()
+        assert require(sync.on_step_end(4, two.model)).ok
+        assert two.kept.versions == (sync.version(),)
+
+
+def test_where_the_ledger_does_not_say_nothing_is_given_up() -> None:
+    """Before the round, that is: when it is published, all older ones are."""
+    model = torch.nn.Linear(2, 2)
+    kept = Snapshots(model)
+    rollback = Rollback(kept)
+    weights = cast("Weights", SimpleNamespace(tensors=dict(model.state_dict())))
+    views = [
+        RoundView(Session("r", 1, version), step=1, attempt=1, plan=None, weights=weights)
+        for version in (4, 5, 6)
+    ]
+    for view in views:
+        rollback.prepare(view)
+    assert list(kept.versions) == [4, 5, 6]
+    rollback.clean(views[-1])
+    assert list(kept.versions) == [6]
+
+
+def test_without_digests_nobody_can_tell_that_a_block_has_the_published_bytes() -> None:
+    """So the catch-up is a round of all with a new number, which the block refuses, and nothing is lost."""
+    two = Two(policy=replace(POLICY, verify="off"))
+    with two.sync as sync:
+        assert sync.on_train_begin(two.model).ok
+        two.train()
+        two.failing = {"e1"}
+        require(sync.on_step_end(1, two.model))
+        two.failing = set()
+        with two.kept.version(sync.version() or 0):
+            result = sync.catch_up(1, two.model)
+        assert isinstance(result.error, SnapshotError)
+        assert two.kept.versions == (1,)
+
+
+# -- several ranks ----------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Two ranks in threads, each with a handler of its own before its rollback, and an engine."""
+
+    def __init__(self, *before: Any) -> None:
+        store, policy = DictStore(), weightsync.Policy(deadline=20.0, idle=15.0)
+        self.models = [torch.nn.Linear(2, 1) for _ in "ab"]
+        self.held = {name: torch.zeros_like(each) for name, each in self.models[0].state_dict().items()}
+        self.kept = [
+            Snapshots(model, votes=weightsync.RankVotes(store, rank, 2, limit=5.0))
+            for rank, model in enumerate(self.models)
+        ]
+        ranks = [weightsync.TrainerRanks(store, rank, 2, name="t") for rank in range(2)]
+        first, second = ([own, Rollback(kept)] for own, kept in zip(before, self.kept, strict=True))
+        links = [weightsync.LocalEngine(weightsync.receiver_for(self.held, "e0"))]
+        self.leads = weightsync.WeightSync(links, "memory", policy=policy, handlers=first, ranks=ranks[0])
+        self.follows = weightsync.FollowerSync(ranks[1], policy=policy, handlers=second)
+        self.pool = ThreadPoolExecutor(2)
+
+    def both(self, *work: Callable[[], Any]) -> list[Any]:
+        """Each rank does its own."""
+        return [each.result(60) for each in [self.pool.submit(each) for each in work]]
+
+    def step(self, number: int) -> list[weightsync.RoundResult]:
+        """Both hand over other weights."""
+        for model in self.models:
+            with torch.no_grad():
+                model.weight.fill_(number)
+        return self.both(
+            lambda: self.leads.on_step_end(number, self.models[0]),
+            lambda: self.follows.on_step_end(number, self.models[1]),
+        )
+
+    def close(self) -> None:
+        """Give the threads back."""
+        self.both(self.leads.close, self.follows.close)
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    """Of which the second one fails in the clean-up of its second round."""
+    team = Ranks(Fails(), Fails(clean=2))
+    yield team
+    team.close()
+
+
+def test_ranks_keep_the_same_although_one_of_them_failed_late(ranks: Ranks) -> None:
+    """What is published says rank 0 to all of them; so both can be it, and the next rounds are good."""
+    assert [each.ok for each in ranks.step(1)] == [True, True]
+    assert [each.ok for each in ranks.step(2)] == [False, False]
+    assert ranks.leads.version() == 1
+    assert all(1 in kept.versions for kept in ranks.kept)
+
+    def enter(rank: int) -> Any:
+        with ranks.kept[rank].version(1):
+            return ranks.models[rank].weight.flatten().tolist()
+
+    assert ranks.both(lambda: enter(0), lambda: enter(1)) == [[2.0, 2.0]] * 2
+    for step in (3, 4):
+        assert [each.ok for each in ranks.step(step)] == [True, True]
+        assert [kept.versions for kept in ranks.kept] == [(step - 1,)] * 2
+
+
+def test_no_rank_takes_a_private_copy_for_the_model(ranks: Ranks) -> None:
+    """Rank 0 may train on meanwhile, so what would be kept is not what is sent."""
+    results = ranks.both(
+        lambda: ranks.leads.begin(1, ranks.models[0]).wait(),
+        lambda: ranks.follows.on_step_end(1, ranks.models[1]),
+    )
+    assert [type(each.error) for each in results] == [SnapshotError] * 2
+    assert [kept.versions for kept in ranks.kept] == [(), ()]
+    results = ranks.both(
+        lambda: ranks.leads.begin(2, ranks.models[0], snapshot=False).wait(),
+        lambda: ranks.follows.on_step_end(2, ranks.models[1]),
+    )
+    assert [each.ok for each in results] == [True] * 2

@@ -259,6 +259,7 @@ class Conductor:
             lock=stage.lock, ledger=stage.ledger, transport=stage.transport, links=cast.roster,
             executors=stage.executors, weights=weights, owner=stage.owner, step=pending.step,
             attempt=attempt, bucket_bytes=policy.bucket_bytes, part=policy.part(version),
+            copied=pending.copied,
         )  # fmt: skip
         loop = RoundLoop(driver, parts, workers=stage.workers, observers=stage.observers, clock=clock)
         for engine, error in cast.lost.items():

@@ -34,6 +34,8 @@ class Pending:
         self.number = number
         self.catches_up = catches_up
         self.weights: Weights | None = None
+        self.copied = False
+        """Whether the weights are a private copy."""
         self.begun = False
         self.superseded_by: Pending | None = None
         """The hand-over whose weights took the place of these; None if these are sent."""

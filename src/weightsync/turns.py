@@ -94,6 +94,7 @@ class Turns:
                 self.leave(pending)
                 return None
             pending.weights = weights_for(model, self._policy, snapshot=snapshot)
+            pending.copied = snapshot
 
     def leave(self, pending: Pending, error: BaseException | None = None) -> None:
         """It blocks no more. If it was not let in it never will be: whoever waits behind it goes on."""

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from weightsync.fsm import shards
-from weightsync.handlers import form_dtensor, form_flat, forms, loan, rollback, slots, snapshots, votes
+from weightsync.fsm.executors import RoundView
+from weightsync.handlers import (
+    crew,
+    form_dtensor,
+    form_flat,
+    forms,
+    loan,
+    rank_barrier,
+    rollback,
+    slots,
+    snapshots,
+    votes,
+)
 
 __all__ = ["MUTANTS", "install"]
 
@@ -208,19 +221,27 @@ def who_gives_up_says_nothing() -> None:
 def the_published_version_is_given_up_by_a_failure() -> None:
     """There is nothing to roll back to."""
     right = rollback.Rollback.prepare
-
-    def prepare(self: rollback.Rollback, round: Any) -> Any:
-        undo, before = right(self, round), self._published
-        if undo is not None and before is not None:
-            self._snapshots.clear(before)
-        return undo
-
-    Changed(rollback.Rollback, "prepare", prepare)
+    Changed(rollback.Rollback, "prepare", lambda self, round: right(self, replace(round, bound=())))
 
 
 def failed_versions_pile_up() -> None:
     """Nobody gives them up."""
-    Changed(rollback.Rollback, "_give_up", lambda self, versions: None)
+    Changed(rollback.Rollback, "_give_up_all_but", lambda self, needed: None)
+
+
+def followers_do_not_hear_what_is_published() -> None:
+    """Each rank believes its own clean-up."""
+    right = rank_barrier.RankBarrier.call
+
+    def call(self: rank_barrier.RankBarrier, round: Any, what: str) -> None:
+        right(self, replace(round, bound=(), copied=False), what)
+
+    Changed(rank_barrier.RankBarrier, "call", call)
+
+
+def the_trainer_goes_on_unheard() -> None:
+    """Nobody is told that a private copy is sent."""
+    Changed(crew, "RoundView", lambda *values: RoundView(*values[:-1]))
 
 
 def private_copies_are_taken_for_the_model() -> None:
@@ -258,6 +279,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (the_published_version_is_given_up_by_a_failure, "rollback.py -k dirty_engine"),
         (failed_versions_pile_up, "rollback.py -k two_copies"),
         (private_copies_are_taken_for_the_model, "rollback.py -k private_copy"),
+        (followers_do_not_hear_what_is_published, "rollback.py -k ranks_keep_the_same"),
+        (the_trainer_goes_on_unheard, "rollback.py -k no_rank_takes"),
     )
 }
 
