@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -264,10 +265,17 @@ class Ranks:
         ]
         ranks = [weightsync.TrainerRanks(store, rank, 2, name="t") for rank in range(2)]
         first, second = ([own, Rollback(kept)] for own, kept in zip(before, self.kept, strict=True))
-        links = [weightsync.LocalEngine(weightsync.receiver_for(self.held, "e0"))]
+        self.failing = False
+        links = [
+            weightsync.LocalEngine(weightsync.receiver_for(self.held, "e0", stages=False, fault=self._fault))
+        ]
         self.leads = weightsync.WeightSync(links, "memory", policy=policy, handlers=first, ranks=ranks[0])
         self.follows = weightsync.FollowerSync(ranks[1], policy=policy, handlers=second)
         self.pool = ThreadPoolExecutor(2)
+
+    def _fault(self, point: str, bucket: int) -> None:
+        if self.failing and point == "apply":
+            raise OSError("the device is gone")
 
     def both(self, *work: Callable[[], Any]) -> list[Any]:
         """Each rank does its own."""
@@ -304,14 +312,21 @@ def test_ranks_keep_the_same_although_one_of_them_failed_late(ranks: Ranks) -> N
     assert ranks.leads.version() == 1
     assert all(1 in kept.versions for kept in ranks.kept)
 
-    def enter(rank: int) -> Any:
-        with ranks.kept[rank].version(1):
-            return ranks.models[rank].weight.flatten().tolist()
+    ranks.failing = True
+    assert [each.ok for each in ranks.step(3)] == [False, False]
+    assert all(1 in kept.versions for kept in ranks.kept)
+    ranks.failing = False
 
-    assert ranks.both(lambda: enter(0), lambda: enter(1)) == [[2.0, 2.0]] * 2
-    for step in (3, 4):
+    def catch_up(rank: int, sync: Any) -> Any:
+        with ranks.kept[rank].version(1):
+            return sync.catch_up(3, ranks.models[rank]).version
+
+    both = [partial(catch_up, 0, ranks.leads), partial(catch_up, 1, ranks.follows)]
+    assert ranks.both(*both) == [1, 1]
+    assert ranks.held["weight"].tolist() == [[2.0, 2.0]]
+    for step in (4, 5):
         assert [each.ok for each in ranks.step(step)] == [True, True]
-        assert [kept.versions for kept in ranks.kept] == [(step - 1,)] * 2
+        assert [kept.versions for kept in ranks.kept] == [(step - 2,)] * 2
 
 
 def test_no_rank_takes_a_private_copy_for_the_model(ranks: Ranks) -> None:
