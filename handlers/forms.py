@@ -105,6 +105,8 @@ def _unkeepable(tensor: Any) -> str:
         return "has no values (device meta); materialise it first"
     if tensor.is_conj() or tensor.is_neg():
         return "is a note on the bytes of another tensor (conjugate or negated)"
+    if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return "is expanded, with one memory for several of its numbers; make it contiguous first"
     if bytes_of(tensor) and not tensor.untyped_storage().size():
         return "has no memory, its storage was freed; bring it back first"
     return ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .holding import Holding
 from .rank_store import line_of
@@ -24,6 +25,8 @@ class Loan:
         begun: whether the model may be another version already.
         told: whether the others were told that this rank has put its own back, or cannot.
         over: whether nothing is owed any more.
+        torn: why the weights were of no version before, if they were not.
+        thread: whose block it is.
     """
 
     version: int
@@ -32,6 +35,8 @@ class Loan:
     begun: bool = False
     told: bool = False
     over: bool = False
+    torn: str = ""
+    thread: int = field(default_factory=threading.get_ident)
 
 
 def finished(work: Callable[[], object]) -> BaseException | None:
@@ -56,4 +61,5 @@ def noted_in(error: BaseException) -> Iterator[None]:
     try:
         yield
     except Exception as later:  # noqa: BLE001 - the first error wins
-        error.add_note(f"and then: {line_of(later)}")
+        for line in (f"and then: {line_of(later)}", *getattr(later, "__notes__", ())):
+            error.add_note(line)

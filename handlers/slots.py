@@ -35,7 +35,7 @@ class Slot:
 
         self.kind = kind
         self.octets: tuple[torch.Tensor, ...] = tuple(
-            torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned) for nbytes, pinned in kind
+            torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned) for nbytes, pinned in kind
         )
         self._sums: tuple[str, ...] = ()
 

@@ -14,69 +14,28 @@ A write that has begun is finished, whatever interrupts it; the interrupt is rai
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from ..fsm import checks
-from ..fsm.errors import SetupError, SnapshotError, VersionNotKept
-from ..fsm.shards import Form, Layout
+from ..fsm.errors import SetupError, SnapshotError
 from .forms import layout_of, shards_of
 from .holding import Holding
+from .kept import Keeping, Loaded, Snapshot
 from .loan import Loan, finished, noted_in
-from .slots import Slot, Slots, write
-from .votes import Alone, Votes
+from .slots import Slot, write
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Loaded", "Snapshot", "Snapshots"]
 
-_WHERE = "Snapshots"
-
 T = TypeVar("T")
 Pairs = list[tuple[Holding, "torch.Tensor"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A version that is kept, as this rank has it.
-
-    Args:
-        version: its number.
-        layout: what its shards are, and where they belong.
-        fingerprint: of the layout.
-        checksum: of the bytes; empty without ``verify``.
-        nbytes: what the copy takes on this rank.
-    """
-
-    version: int
-    layout: Layout
-    fingerprint: str
-    checksum: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What was put back.
-
-    Args:
-        version: its number.
-        names: of the shards that were written.
-        skipped: of what is kept, but not in the model; only without ``strict``.
-        untouched: of what is in the model, but not kept; only without ``strict``.
-    """
-
-    version: int
-    names: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-    untouched: tuple[str, ...] = ()
-
-
-class Snapshots:
+class Snapshots(Keeping):
     """Versions of one model's weights on this rank of its trainer.
 
     Args:
@@ -92,79 +51,13 @@ class Snapshots:
         SetupError: something of the wrong kind.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        *,
-        votes: Votes | None = None,
-        buffers: bool = False,
-        form: str | None = None,
-        strict: bool = True,
-        verify: bool = True,
-    ) -> None:
-        if not checks.has(model, ("named_parameters", "named_buffers", "named_modules")):
-            raise checks.refusal(_WHERE, "model", model, "a torch.nn.Module is needed")
-        if votes is not None and not checks.has(votes, ("vote", "close")):
-            raise checks.refusal(_WHERE, "votes", votes, "RankVotes(store, rank, world_size) is needed")
-        if form is not None and form not in Form.__members__:
-            raise checks.refusal(
-                _WHERE, "form", form, f"choose from {', '.join(map(repr, Form.__members__))}"
-            )
-        for name, value in (("buffers", buffers), ("strict", strict), ("verify", verify)):
-            checks.flag(_WHERE, name, value)
-        self.model = model
-        self._votes: Votes = Alone() if votes is None else votes
-        self._buffers, self._strict, self._verify = buffers, strict, verify
-        self._form = None if form is None else Form[form]
-        self._slots = Slots()
-        self._kept: dict[int, tuple[Snapshot, Slot]] = {}
-        self._turn = threading.RLock()
-        self._loans: list[Loan] = []  # the model is another version for a while; the innermost last
-        self._torn = ""  # why the weights are of no version
-
-    # -- looking ---------------------------------------------------------------------------------------------
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """What is kept, oldest number first."""
-        return tuple(sorted(self._kept))
-
-    def __contains__(self, version: object) -> bool:
-        return version in self._kept
-
-    def __getitem__(self, version: int) -> Snapshot:
-        """What is kept under that number.
-
-        Raises:
-            VersionNotKept: nothing is.
-        """
-        return self._of(version)[0]
-
-    def shares(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether all of these lie in the model's own memory."""
-        own = {*self.model.parameters(), *self.model.buffers()}
-        places = {each.untyped_storage().data_ptr() for each in own}
-        return all(each.untyped_storage().data_ptr() in places for each in tensors if each.numel())
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks keep these weights together."""
-        return self._votes.world_size
-
-    @property
-    def nbytes(self) -> int:
-        """The host memory of all copies on this rank, also of one that waits to be used again."""
-        return self._slots.nbytes
-
-    @property
-    def allocations(self) -> int:
-        """How often memory for a copy was made; copies that are given back are used again."""
-        return self._slots.made
-
     # -- words of all ranks ----------------------------------------------------------------------------------
 
     def save(self, version: int) -> Snapshot:
-        """Keep the weights as they are under a number. If it stands for others, those are given up first.
+        """Keep the weights as they are under a number. If it stands for others, those are overwritten.
+
+        An interrupt leaves the number with the one or the other, whole. With several ranks it is given up if
+        not all of them have saved.
 
         Raises:
             WeightsInUse: the model is gathered, or in the middle of a pass.
@@ -177,9 +70,7 @@ class Snapshots:
         with self._turn:
             try:
                 self._agree(what, lambda: self._make_room(room))
-                self._kept.pop(number, None)
-                interrupt = self._do(what, lambda: self._copy(room))
-                self._kept[number] = self._complete(room)
+                interrupt = self._save(what, room)
             finally:
                 self._sweep()
             snapshot = self._kept[number][0]
@@ -202,7 +93,8 @@ class Snapshots:
         with self._turn:
             pairs, loaded = self._agree(what, lambda: self._fit(version))
             interrupt = self._do(what, lambda: self._overwrite(what, pairs))
-            self._torn = ""
+            self._torn, self._owed = "", None
+            self._sweep()
         if interrupt is not None:
             raise interrupt
         return loaded
@@ -211,11 +103,13 @@ class Snapshots:
     def version(self, version: int) -> Iterator[Loaded]:
         """The model is that version for a while; afterwards it is what it was, however the block ends.
 
-        What the block does to the weights is gone afterwards. Blocks may be inside one another.
+        What the block does to the weights is gone afterwards. Blocks may be inside one another, in one
+        thread. If the outer one is left first, the inner one puts back at its end what the outer one would.
 
         Raises:
-            SnapshotError: as ``load``; then the block is not entered, and the model is what it was. Or the
-                weights could not be put back: if the block itself raised, a note of its error says so.
+            SnapshotError: as ``load``, or another thread is in a block; then the block is not entered, and
+                the model is what it was. Or the weights could not be put back: if the block itself raised, a
+                note of its error says so. They are kept for :meth:`put_back`.
             RankError: a rank failed in it, is dead or late.
         """
         loan = Loan(version)
@@ -231,6 +125,27 @@ class Snapshots:
         finally:
             self._put_back(loan)  # if an interrupt came in the lines above; it does so once
 
+    def put_back(self) -> None:
+        """Try again what a block could not do at its end: make the weights what they were before it.
+
+        Until then those are kept, and nothing else is saved. Does nothing on a rank that has its own. A
+        version that is loaded for good takes their place, and they are given up.
+
+        Raises:
+            LayoutChanged: they still do not fit. Nothing was written on any rank.
+            SnapshotError: inside ``version(...)``.
+            RankError: a rank failed in it, is dead or late.
+        """
+        what = "the weights' way back"
+        with self._turn:
+            pairs = self._agree(what, self._owing)
+            interrupt = self._do(what, lambda: write(pairs))
+            if self._owed is not None:
+                self._torn, self._owed = self._owed.torn, None
+            self._sweep()
+        if interrupt is not None:
+            raise interrupt
+
     # -- words of this rank ----------------------------------------------------------------------------------
 
     def clear(self, version: int) -> None:
@@ -243,6 +158,7 @@ class Snapshots:
         """Give up all versions and their memory. Idempotent."""
         with self._turn:
             self._kept.clear()
+            self._owed = None
             self._slots.close()
             self._votes.close()
 
@@ -255,26 +171,12 @@ class Snapshots:
 
     # -- looking first ---------------------------------------------------------------------------------------
 
-    def _of(self, version: int) -> tuple[Snapshot, Slot]:
-        found = self._kept.get(version)
-        if found is None:
-            kept = ", ".join(map(str, self.versions)) or "none"
-            raise VersionNotKept(f"version {version} is not kept; kept are: {kept}")
-        return found
-
-    def _not_lent(self, what: str) -> None:
-        if self._loans:
-            now = self._loans[-1].version
-            raise SnapshotError(
-                f"{what} inside version({now}): until that is left, the weights are those of version {now}; "
-                "leave it first"
-            )
-
     def _make_room(self, room: Loan) -> None:
         """What is to be kept, and where."""
         self._not_lent(f"version {room.version} was to be saved")
         if self._torn:
-            raise SnapshotError(f"the weights are of no version, {self._torn}: load one first")
+            back = " or put_back() those that were there" if self._owed is not None else ""
+            raise SnapshotError(f"the weights are of no version, {self._torn}: load one{back} first")
         holdings = shards_of(self.model, buffers=self._buffers)
         layout = layout_of(holdings)
         layout.expect(self._form)
@@ -308,6 +210,20 @@ class Snapshots:
         self._torn = f"since {what} was not completed"
         write(pairs)
 
+    def _save(self, what: str, room: Loan) -> BaseException | None:
+        try:
+            return self._do(what, lambda: self._keep(room))
+        except BaseException:
+            if self.world_size > 1:  # another rank may have given it up
+                self._kept.pop(room.version, None)
+            raise
+
+    def _keep(self, room: Loan) -> None:
+        """All of it may be begun again, so an interrupt in it loses nothing."""
+        self._kept.pop(room.version, None)  # its memory may be what is written to
+        self._copy(room)
+        self._kept[room.version] = self._complete(room)
+
     def _copy(self, room: Loan) -> None:
         if room.slot is not None:
             room.slot.read(room.holdings, checksum=self._verify)
@@ -317,11 +233,6 @@ class Snapshots:
         if slot is None:
             raise SnapshotError(f"version {room.version} has no copy")
         return Snapshot(room.version, layout, layout.fingerprint, slot.checksum, slot.nbytes), slot
-
-    def _sweep(self) -> None:
-        """What nobody needs waits to be used again."""
-        needed = [slot for _, slot in self._kept.values()]
-        self._slots.keep_only([*needed, *(loan.slot for loan in self._loans if loan.slot is not None)])
 
     # -- for a while -----------------------------------------------------------------------------------------
 
@@ -338,11 +249,20 @@ class Snapshots:
 
     def _borrow(self, loan: Loan) -> tuple[Pairs, Loaded]:
         """What is to be written for a while; what is there is copied before."""
+        self._not_in_another_thread(loan)
         holdings = shards_of(self.model, buffers=self._buffers)
         found = self._pairs(loan.version, holdings)
-        loan.holdings, loan.slot = holdings, self._slots.take(holdings, None)
+        loan.torn, loan.holdings, loan.slot = self._torn, holdings, self._slots.take(holdings, None)
         self._copy(loan)
         return found
+
+    def _not_in_another_thread(self, loan: Loan) -> None:
+        others = [each for each in self._loans if each.thread != loan.thread]
+        if others:
+            raise SnapshotError(
+                f"version({loan.version}) inside version({others[-1].version}) of another thread: each would "
+                "use the other's weights; leave that first"
+            )
 
     def _put_back(self, loan: Loan) -> None:
         """This rank's own first, whatever the others say; then all of them hear whether it worked."""
@@ -357,24 +277,51 @@ class Snapshots:
         error: Exception | None = None
         if loan.begun and not loan.told:
             try:
-                self._write_back(loan)
+                self._end(loan)
             except Exception as failed:  # noqa: BLE001 - the others have to hear of it first
-                self._torn, error = f"since version({loan.version}) could not be left", failed
-        self._loans = [each for each in self._loans if each is not loan]
+                self._owe(loan, failed)
+                error = failed
         asked, loan.told = loan.begun and not loan.told, True
-        loan.slot = None
+        self._loans = [each for each in self._loans if each is not loan]
+        if self._owed is not loan:
+            loan.slot = None
         self._sweep()
         loan.over = True
         if asked:
             self._votes.vote(f"the end of version({loan.version})", error)
 
-    def _write_back(self, loan: Loan) -> None:
+    def _end(self, loan: Loan) -> None:
+        """The weights are what they were; or the block inside this one, which is not left yet, will do it."""
+        for inner in self._loans[self._loans.index(loan) + 1 :]:
+            inner.holdings, inner.slot, inner.torn = loan.holdings, loan.slot, loan.torn
+            return
         # A pass that the block was in the middle of is over, since the block is.
-        here = shards_of(self.model, buffers=self._buffers, ended=True)
+        write(self._before(loan, ended=True))
+        self._torn = loan.torn
+        if not self._torn:
+            self._owed = None  # of a block inside this one, and older than what is there now
+
+    def _owe(self, loan: Loan, failed: Exception) -> None:
+        """The only copy of the newest weights is kept until it is written back."""
+        if self._owed is None or not loan.torn:
+            self._owed = loan
+        self._torn = f"since version({loan.version}) could not be left"
+        failed.add_note(
+            f"the weights from before version({loan.version}) are still kept: mend the model, then call "
+            "Snapshots.put_back() on every rank"
+        )
+
+    def _owing(self) -> Pairs:
+        self._not_lent("the weights were to be put back")
+        return [] if self._owed is None else self._before(self._owed, ended=False)
+
+    def _before(self, loan: Loan, *, ended: bool) -> Pairs:
+        """What was there, and where it belongs now."""
+        here = shards_of(self.model, buffers=self._buffers, ended=ended)
         names = layout_of(list(loan.holdings)).fitting(layout_of(here), strict=True)
         live = {each.shard.name: each for each in here}
         octets = loan.slot.octets if loan.slot is not None else ()
-        write(zip((live[name] for name in names), octets, strict=True))
+        return list(zip((live[name] for name in names), octets, strict=True))
 
     # -- in two votes ----------------------------------------------------------------------------------------
 

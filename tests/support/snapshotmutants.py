@@ -249,6 +249,57 @@ def private_copies_are_taken_for_the_model() -> None:
     Changed(rollback.Rollback, "_refuse_copies", lambda self, round: None)
 
 
+def what_could_not_be_put_back_is_let_go_of() -> None:
+    """Its memory is used again."""
+
+    def owe(self: snapshots.Snapshots, owed: Any, failed: BaseException) -> None:
+        self._torn = "since it could not be left"
+
+    Changed(snapshots.Snapshots, "_owe", owe)
+
+
+def threads_take_each_others_weights() -> None:
+    """A block of another one is entered."""
+    Changed(snapshots.Snapshots, "_not_in_another_thread", lambda self, loan: None)
+
+
+def an_outer_block_ends_the_inner_one() -> None:
+    """It writes back at once, and the inner one puts the outer one's version there for good."""
+    right = snapshots.Snapshots._end
+
+    def end(self: snapshots.Snapshots, owed: Any) -> None:
+        loans, self._loans = self._loans, [owed]
+        try:
+            right(self, owed)
+        finally:
+            self._loans = loans
+
+    Changed(snapshots.Snapshots, "_end", end)
+
+
+def an_interrupt_of_a_save_loses_the_version() -> None:
+    """It is given up before the new one is begun."""
+    right = snapshots.Snapshots._save
+
+    def save(self: snapshots.Snapshots, what: str, room: Any) -> Any:
+        self._kept.pop(room.version, None)
+        return right(self, what, room)
+
+    Changed(snapshots.Snapshots, "_save", save)
+
+
+def copies_are_on_the_default_device() -> None:
+    """Wherever that is."""
+
+    def init(self: slots.Slot, kind: Any) -> None:
+        import torch
+
+        self.kind, self._sums = kind, ()
+        self.octets = tuple(torch.empty(nbytes, dtype=torch.uint8) for nbytes, _ in kind)
+
+    Changed(slots.Slot, "__init__", init)
+
+
 _APART = "shards_apart.py -k"
 MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
     each.__name__: (each, tests)
@@ -274,6 +325,11 @@ MUTANTS: dict[str, tuple[Callable[[], None], str]] = {
         (the_checksum_is_not_compared, "snapshots.py -k written_to"),
         (casts_of_older_weights_stay, "snapshots.py -k was_cast"),
         (truths_are_copied_as_truths, "snapshots.py -k every_bit"),
+        (what_could_not_be_put_back_is_let_go_of, "blocks.py -k could_not"),
+        (threads_take_each_others_weights, "blocks.py -k another_thread"),
+        (an_outer_block_ends_the_inner_one, "blocks.py -k order_of_their_beginning"),
+        (an_interrupt_of_a_save_loses_the_version, "snapshots.py -k one_version_or_the_other"),
+        (copies_are_on_the_default_device, "blocks.py -k default_device"),
         (older_runs_are_taken_for_this_one, "votes.py -k older_run"),
         (who_gives_up_says_nothing, "votes.py -k gives_up"),
         (the_published_version_is_given_up_by_a_failure, "rollback.py -k dirty_engine"),
