@@ -76,8 +76,8 @@ class Told(Protocol):
     def back(self, engine: Participant) -> None:
         """An engine serves again."""
 
-    def troubled(self, error: BaseException, where: str) -> None:
-        """Putting back met an error."""
+    def troubled(self, error: BaseException, where: str, *, held: bool = False) -> None:
+        """Putting back met an error; ``held``: the trainer may hold what it was to let go of."""
 
 
 _SENDING = (State.Locked, State.Broadcasting, State.Awaiting)
@@ -239,7 +239,7 @@ class Answers:
         if driver.round.state is State.Cleaning:
             driver.fire(e.CleanupFailed(error))
         else:
-            driver.troubled(error, self._name(call))
+            driver.troubled(error, self._name(call), held=call.act is Act.undo)
 
     def _name(self, call: Call) -> str:
         who = f" of {self._driver.executors[call.index]}" if call.index is not None else ""

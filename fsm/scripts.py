@@ -13,7 +13,7 @@ from typing import NamedTuple
 from . import events as e
 from .calls import ENGINE_ACTS, LOCK_ACTS, Act
 from .contract import Clock
-from .errors import EngineSilent, PlanError, RoundTimedOut
+from .errors import EngineError, EngineSilent, PlanError, RoundTimedOut
 from .open_calls import OpenCalls, line
 from .policy import Limits
 from .receipt import Expectation, Participant
@@ -48,6 +48,7 @@ class Scripts(OpenCalls):
         self._unfit: dict[Participant, PlanError] = {}
         self._expected: Expectation | None = None
         self._trouble: BaseException | None = None
+        self._held: BaseException | None = None
 
     def _then(self, run: Callable[[], None], beside: frozenset[Act] = frozenset()) -> None:
         self._script.append(_Step(run, beside))
@@ -127,8 +128,18 @@ class Scripts(OpenCalls):
             self.call(Act.undo, index=self._undo.pop(), limit=self.limits.failed / 4)
             self._then(self._undo_next, _FAILED)
             return
+        self._then(self._lose_the_held, _FAILED)
         self._then(self._resume_committed, _FAILED)
         self._then(self._settled, _FAILED)
+
+    def _lose_the_held(self) -> None:
+        """An engine that has committed may not map what the trainer may not have let go of: it is lost."""
+        if self._held is None:
+            return
+        facts = self.round.facts
+        for engine in sorted((facts.committed & facts.remaining) - self._resumed):
+            why = f"engine {engine.id} is not resumed, the trainer may still hold its memory: {self._held}"
+            self.fire(e.EngineLost(engine, EngineError(why)))
 
     def _lose_the_paused(self) -> None:
         """Failed is given up: an engine that has committed, and did not say that it resumed, is lost."""
@@ -196,8 +207,10 @@ class Scripts(OpenCalls):
         self._resumed.add(engine)
         self.tally.resumed(engine, self._now)
 
-    def troubled(self, error: BaseException, where: str) -> None:
+    def troubled(self, error: BaseException, where: str, *, held: bool = False) -> None:
         """Putting back met an error: the round ends unclean, and the first error stays the first."""
+        if held and self._held is None:
+            self._held = error
         if self._trouble is None:
             self._trouble = error
         cause = self.round.facts.cause

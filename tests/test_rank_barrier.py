@@ -141,6 +141,15 @@ def test_the_log_replays_and_tells_of_a_barrier_that_was_left_out(tmp_path: Path
     assert any(each.promise == "P11" and "barrier" in str(each) for each in found), list(map(str, found))
 
 
+def check_none_resumed(team: Team, result: Any) -> None:
+    """The version is published, and no engine may map what a rank may not have let go of."""
+    assert result.published == "yes"
+    assert {row.disposition for row in result.engines} == {Disposition.quarantined}
+    assert any("may still hold its memory" in note for note in result.notes), result.notes
+    assert not calls(team, "resume")
+    assert team.trainer.sync.servable() == {}
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------
 
 
@@ -223,6 +232,7 @@ def test_a_rank_that_hangs_in_its_handler_is_named_at_the_bound() -> None:
     assert first.error.ranks == (1,)
     assert "rank 1 missing: after 0.8 s" in str(first.error)
     assert first.unclean, "it lives, and holds what it held"
+    check_none_resumed(team, first)
     team.results(futures)
     held = team.results(team.step(2, *three(2)))[0]
     assert "barrier 'prepared'" in str(held.error), "its handlers are called while one of them still runs"
@@ -233,6 +243,30 @@ def test_a_rank_that_hangs_in_its_handler_is_named_at_the_bound() -> None:
     assert all(each.ok for each in team.results(team.step(3, *three(3))))
     mine = [word.partition(".")[2] for word in story if word.startswith("1y")]
     assert mine == ["prepare", "clean", "prepare", "clean"]
+
+
+@pytest.mark.parametrize("bent", ["still runs", "raises"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_engine_resumes_over_what_was_not_undone(rank: int, bent: str) -> None:
+    """Another rank's clean-up has failed, and this rank's undo does not end, or raises."""
+    gate = Gate()
+    how: Any = gate if bent == "still runs" else OSError("stuck")
+    _, handlers = executors((2, "clean", OSError("busy")), (rank, "undo", how))
+    handlers[rank][1].bad["clean"] = OSError("neither")
+    team = Team(handlers=handlers, policy=Policy(deadline=8.0, lease=2.0))
+    futures = team.step(1, *three(1))
+    first = team.results(futures[:1])[0]
+    assert first.unclean
+    check_none_resumed(team, first)
+    gate.open()
+    team.results(futures)
+    for each in (handlers[2][1], handlers[rank][1]):
+        each.bad.clear()
+    assert eventually(
+        lambda: all(each._rounds._doing is None or each._rounds._doing.done() for each in team.followers)
+    )
+    assert all(each.ok for each in team.results(team.step(2, *three(2))))
+    assert set(team.trainer.sync.servable()) == {"a", "b"}
 
 
 def test_a_hand_over_that_is_cancelled_does_not_wait_for_a_rank() -> None:

@@ -18,6 +18,7 @@ from weightsync import sync
 from weightsync.fsm.errors import MemoryShort, RankError, RoundCancelled
 from weightsync.fsm.executors import RoundView
 from weightsync.fsm.releases import Level
+from weightsync.fsm.scripts import Scripts
 from weightsync.fsm.votes import Meeting
 from weightsync.handlers import barrier
 from weightsync.handlers.barrier import Barrier
@@ -118,6 +119,11 @@ def who_holds_on_is_let_off(patch: Patch) -> None:
             undo(self, round)
 
     patch.setattr(RankBarrier, "undo", lenient)
+
+
+def an_engine_resumes_over_what_was_not_undone(patch: Patch) -> None:
+    """It has committed, and that is all that counts."""
+    patch.setattr(Scripts, "_lose_the_held", lambda self: None)
 
 
 def nobody_is_called_to_undo(patch: Patch) -> None:
@@ -241,6 +247,10 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
         "rank_barrier.py -k that_is_cancelled",
     ),
     "who_holds_on_is_let_off": (who_holds_on_is_let_off, "rank_barrier.py -k hangs_in_its_handler"),
+    "an_engine_resumes_over_what_was_not_undone": (
+        an_engine_resumes_over_what_was_not_undone,
+        "rank_barrier.py -k not_undone",
+    ),
     "nobody_is_called_to_undo": (nobody_is_called_to_undo, "rank_barrier.py -k undo_that_fails"),
     "a_rank_above_0_undoes_nothing": (a_rank_above_0_undoes_nothing, "rank_barrier.py -k undone_on_every"),
     "steps_that_nobody_waits_for_go_on": (
