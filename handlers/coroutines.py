@@ -4,8 +4,9 @@ The round calls them on its threads, so they go over the bridge of their ``Weigh
 What a round no longer waits for is cancelled as soon as it is known to have failed, and an undo that comes
 too late for it is done at once: nobody else would do it.
 
-They run on the bridge's loop and not on the one of whoever awaits a round. A client that belongs to one loop
-is made in ``prepare``, or in whatever else runs there.
+That a step has to be awaited is known before it is called if it is a coroutine function, or an object whose
+call is one. A decorator or a lambda may hide it; so what a step or an undo hands back is looked at, too, and
+awaited if it can be. Nothing that was made to be awaited is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from ..fsm.errors import RoundCancelled
+from ..fsm import checks
+from ..fsm.errors import RoundCancelled, SetupError
 from ..fsm.executors import RoundView, Undo
 from ..fsm.record import Record
 from ..fsm.states import State
@@ -29,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LOGGER = logging.getLogger("weightsync")
+_SAYS = frozenset({"after_ranks", "engines", "wakes"})
 
 
 class Awaiting(Protocol):
@@ -55,18 +58,20 @@ class AwaitingObserver(Protocol):
 
 
 def executes_on_a_loop(handler: object) -> bool:
-    """Whether one of its steps is a coroutine function."""
-    return any(inspect.iscoroutinefunction(getattr(handler, step, None)) for step in ("prepare", "clean"))
+    """Whether one of its steps is known to make a coroutine."""
+    return any(observes_on_a_loop(getattr(handler, step, None)) for step in ("prepare", "clean"))
 
 
 def observes_on_a_loop(handler: object) -> bool:
-    """Whether telling it a record makes a coroutine."""
+    """Whether it is known that to call it makes a coroutine."""
     called = getattr(handler, "__call__", None)  # noqa: B004 - whether it can be called is not the question
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
 
 
 class AsyncExecutor:
-    """An executor whose steps are coroutine functions, all or some of them; an observer, to hear of the end.
+    """An executor of the user's, of which any step may make a coroutine; an observer, to hear of the end.
+
+    Where it stands among others, and which engines it moves, it says as the handler does.
 
     Args:
         handler: the user's.
@@ -80,9 +85,22 @@ class AsyncExecutor:
         self._lock = threading.Lock()
         self._running: dict[str, BridgeCall[Any]] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in _SAYS:
+            raise AttributeError(name)
+        return getattr(self._handler, name)
+
     def prepare(self, round: RoundView) -> Undo | None:
-        """As the handler does, and its undo over the bridge as well."""
+        """As the handler does, and its undo over the bridge as well.
+
+        Raises:
+            SetupError: what it hands back is no undo.
+        """
         undo = self._do(self._handler.prepare, round)
+        if undo is not None and not callable(undo):
+            raise SetupError(
+                f"{self.name}.prepare handed {checks.shown(undo)} back: what undoes it is needed, or None"
+            )
         return None if undo is None else lambda: self._undo(undo)
 
     def clean(self, round: RoundView) -> None:
@@ -104,10 +122,15 @@ class AsyncExecutor:
             )
 
     def _do(self, step: Callable[[RoundView], Any], round: RoundView) -> Any:
-        if not inspect.iscoroutinefunction(step):
-            return step(round)
+        work: Callable[..., Any] = step
+        args: tuple[Any, ...] = (round,)
+        if not observes_on_a_loop(step):
+            made = step(round)
+            if not inspect.isawaitable(made):
+                return made
+            work, args = self._wait_for(made, getattr(step, "__name__", "step")), ()
         which = round.session.round
-        call = self._bridge.begin(step, round, limit=self._limit, unclaimed=self._too_late)
+        call = self._bridge.begin(work, *args, limit=self._limit, unclaimed=self._too_late)
         with self._lock:
             self._running[which] = call
         try:
@@ -117,10 +140,19 @@ class AsyncExecutor:
                 self._running.pop(which, None)
 
     def _undo(self, undo: Callable[[], object]) -> None:
-        if inspect.iscoroutinefunction(undo):
-            self._bridge.call(undo, limit=self._limit)
-        else:
-            undo()
+        if observes_on_a_loop(undo):
+            self._bridge.call(undo, limit=self._limit)  # type: ignore[arg-type]
+        elif inspect.isawaitable(made := undo()):
+            self._bridge.call(self._wait_for(made, "undo"), limit=self._limit)
+
+    def _wait_for(self, made: Awaitable[Any], step: str) -> Callable[[], Awaitable[Any]]:
+        """A coroutine function that awaits what was made, and has a name for errors."""
+
+        async def wait() -> Any:
+            return await made
+
+        wait.__qualname__ = f"{self.name}.{step}"
+        return wait
 
     def _too_late(self, undo: Undo | None) -> None:
         """On the loop's thread, which may not wait."""
@@ -155,7 +187,7 @@ class AsyncObserver:
     def close(self) -> None:
         """As the handler does, if it does."""
         close = getattr(self._handler, "close", None)
-        if inspect.iscoroutinefunction(close):
+        if close is not None and observes_on_a_loop(close):
             # On a thread of its own: whoever closes may run an event loop, which stands still for it anyway.
             spawn(
                 f"weightsync-close-{self.name}", lambda: self._bridge.call(close, limit=self._limit)

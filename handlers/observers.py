@@ -6,6 +6,7 @@ lines and nothing else. One that raises is disabled, with one line to the ``weig
 
 from __future__ import annotations
 
+import inspect
 import logging
 import queue
 import threading
@@ -89,9 +90,17 @@ class Observers:
 
     def _safely(self, observer: Observer, call: object, *args: object) -> None:
         try:
-            call(*args)  # type: ignore[operator]
+            if inspect.isawaitable(made := call(*args)):  # type: ignore[operator]
+                _refuse(made)
         except BaseException as error:  # noqa: BLE001 - an observer may raise what it likes
             name = getattr(observer, "name", type(observer).__name__)
             what = f"{type(error).__name__}: {error}"
             _LOGGER.error("observer %s is disabled: it raised %s", name, what)  # noqa: TRY400 - one line
             self._active = [other for other in self._active if other is not observer]
+
+
+def _refuse(made: object) -> None:
+    """It looked like a function. Nothing of it was done, which is better said than missed."""
+    if inspect.iscoroutine(made):
+        made.close()
+    raise TypeError("what it hands back would have to be awaited: write it as an async def, which is")

@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from casekit.bench import Bench, quick, threads
 from casekit.scripts import Injected, Raise
 from casekit.tensors import state
 from casekit.wrapped import Tripwire
-from weightsync.fsm.errors import BridgeTimedOut
+from weightsync.fsm.errors import BridgeTimedOut, SetupError
 from weightsync.fsm.executors import RoundView
 from weightsync.fsm.record import Record
 from weightsync.handlers import bridge_call
@@ -312,3 +314,117 @@ def counted() -> dict[str, object]:
         "bridges": sum(each.name == "weightsync-bridge" for each in threading.enumerate()),
         "segments": sorted(path.name for path in Path("/dev/shm").iterdir() if "weightsync" in path.name),
     }
+
+
+def plain(step: Callable[..., Awaitable[object]]) -> Any:
+    """As a decorator leaves it: no coroutine function any more."""
+
+    def called(*args: object) -> Awaitable[object]:
+        return step(*args)
+
+    return called
+
+
+class Hidden:
+    """An executor of coroutines that are hidden: by a function, a partial, an object's call."""
+
+    name = "hidden"
+
+    def __init__(self, how: str) -> None:
+        self.done: list[str] = []
+        self._how = how
+        self.prepare: Any = self._hide(self._prepare)
+        self.clean: Any = self._hide(self._clean)
+
+    def _hide(self, step: Callable[..., Awaitable[object]]) -> Any:
+        if self._how == "function":
+            return plain(step)
+        if self._how == "partial":
+            return partial(step)
+
+        class Called:
+            async def __call__(self, *args: object) -> object:
+                return await step(*args)
+
+        return Called()
+
+    async def _prepare(self, round: RoundView) -> Any:
+        await asyncio.sleep(0)
+        self.done.append("prepare")
+        return self._hide(self._undo)
+
+    async def _clean(self, round: RoundView) -> None:
+        await asyncio.sleep(0)
+        self.done.append("clean")
+
+    async def _undo(self) -> None:
+        await asyncio.sleep(0)
+        self.done.append("undo")
+
+
+@pytest.mark.parametrize("how", ["function", "partial", "object"])
+def test_what_a_step_hands_back_to_be_awaited_is_awaited(how: str) -> None:
+    """Whatever hides that it is a coroutine: the good way, and the undo."""
+    hidden, wire, boom = Hidden(how), Tripwire(transport_for("memory")), Injected("boom")
+    with Bench(threads("e0"), wire, handlers=[hidden]) as bench:
+        bench.works()
+        wire.arm("broadcast", Raise(boom))
+        assert not bench.meets(boom).ok
+    assert hidden.done == ["prepare", "clean", "prepare", "undo"]
+
+
+class Owes:
+    """An executor that is none of coroutines, with an undo that makes one."""
+
+    name = "owes"
+
+    def __init__(self, undo: Any) -> None:
+        self._undo = undo
+
+    def prepare(self, round: RoundView) -> Any:
+        """Hand it back."""
+        return self._undo
+
+    def clean(self, round: RoundView) -> None:
+        """Nothing to do."""
+
+
+def test_the_undo_of_a_plain_executor_is_awaited() -> None:
+    """A lambda that makes a coroutine; what that raises makes the round unclean."""
+    done: list[str] = []
+
+    async def undo() -> None:
+        await asyncio.sleep(0)
+        done.append("undo")
+        raise OSError("stuck")
+
+    wire, boom = Tripwire(transport_for("memory")), Injected("boom")
+    with Bench(threads("e0"), wire, handlers=[Owes(plain(undo))]) as bench:
+        wire.arm("broadcast", Raise(boom))
+        result = bench.meets(boom)
+    assert done == ["undo"]
+    assert result.unclean
+    assert any("OSError: stuck" in note for note in result.notes)
+
+
+def test_what_is_no_undo_is_refused() -> None:
+    """In one line, before an engine is told."""
+    with Bench(threads("e0"), handlers=[Owes(5)]) as bench:
+        result = bench.run(state(1.0))
+    assert isinstance(result.error, SetupError)
+    assert str(result.error) == "owes.prepare handed 5 back: what undoes it is needed, or None"
+    assert result.failed_in == "Locked"
+
+
+def test_an_observer_that_hides_a_coroutine_is_disabled_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was told nothing so far, and nobody would have noticed."""
+
+    async def told(record: Record) -> None:
+        raise AssertionError
+
+    with Bench(threads("e0"), handlers=[plain(told)]) as bench:
+        bench.works()
+    (line,) = [each.message for each in caplog.records if "is disabled" in each.message]
+    assert "write it as an async def" in line

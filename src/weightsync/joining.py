@@ -239,12 +239,11 @@ def sort_handlers(
         if isinstance(handler, type):
             raise checks.refusal(where, "handlers", handler, "an object is needed, and not its class")
         executes = checks.has(handler, ("prepare", "clean"))
-        if executes and executes_on_a_loop(handler):
+        if executes:  # each of them, since what it hands back may have to be awaited, too
             executor = AsyncExecutor(cast("Awaiting", handler), bridge, limit)
             executors.append(executor)
-            observers.append(executor)
-        elif executes:
-            executors.append(cast("Executor", handler))
+            if executes_on_a_loop(handler):
+                observers.append(executor)
         if observes_on_a_loop(handler):
             observers.append(AsyncObserver(cast("AwaitingObserver", handler), bridge, limit))
         elif callable(handler):

@@ -6,6 +6,7 @@ Which one is said by the environment variable ``BRIDGE_MUTANT``. Each changes th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import time
@@ -290,7 +291,15 @@ def a_recursion_is_a_broken_package(patch: Patch) -> None:
     )  # fmt: skip
 
 
+def what_a_step_hands_back_is_dropped(patch: Patch) -> None:
+    """It was called, so it is done."""
+    patch.setattr(inspect, "isawaitable", lambda made: False)
+
+
 MUTANTS: dict[str, tuple[Changed, str]] = {
+    "what_a_step_hands_back_is_dropped": (
+        what_a_step_hands_back_is_dropped, "coroutines.py -k undo_of_a_plain_executor",
+    ),
     "a_loop_for_a_call": (a_loop_for_a_call, "bridge.py -k five_hundred_calls"),
     "a_loop_is_stopped_and_not_closed": (a_loop_is_stopped_and_not_closed, "bridge.py -k five_hundred_calls"),
     "a_loop_without_a_thread_stays_open": (
