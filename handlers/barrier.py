@@ -3,10 +3,10 @@
     barrier = Barrier(RankStore(store, "trainer", rank, silent=10), world_size)
     barrier.meet(Meeting(round, epoch, "memory released"), bound=5)
 
-It counts votes by keys (``NAME/barrier/ROUND/NAME/RANK``) instead of being a collective, for what that cannot
-do: a rank that failed says so and ends the wait of all the others; who waits can stop; whoever does not come
-is named; and a wait that was given up leaves nothing behind that a later one could pair with. Nothing here
-needs a process group, nobody waits *in* the store, and nobody votes for another rank.
+It counts votes by keys (``NAME/barrier/RUN/ROUND/NAME/RANK``) instead of being a collective, for what that
+cannot do: a rank that failed says so and ends the wait of all the others; who waits can stop; whoever does
+not come is named; and a wait that was given up leaves nothing behind that a later one could pair with.
+Nothing here needs a process group, nobody waits *in* the store, and nobody votes for another rank.
 
 Rank 0 counts. What it finds it writes down as the *decision*, where only the first word counts, so that a
 rank which has run out of time and one that comes at that moment cannot see it differently. Any rank may
@@ -275,20 +275,24 @@ class Barrier:
             )
         if words.rank:
             return
-        here = [meeting.round, meeting.name]
+        _, *here = _path(meeting)
         if here in kept:
             return
-        rounds = list(dict.fromkeys(each[0] for each in [*kept, here]))
-        old = [each for each in kept if each[0] not in rounds[-2:]]
-        words.write([meeting.run, meeting.epoch, [each for each in [*kept, here] if each not in old]],
+        every = [*kept, here]
+        last = list(dict.fromkeys(tuple(each[:-1]) for each in every))[-2:]
+        old = [each for each in every if tuple(each[:-1]) not in last]
+        words.write([meeting.run, meeting.epoch, [each for each in every if each not in old]],
                     _WHERE, "newest")  # fmt: skip
-        for round, name in old:
+        for each in old:
             for what in (*range(self.world_size), "decision"):
-                words.drop(_WHERE, round, name, what)
+                words.drop(_WHERE, *each, what)
 
 
 def _path(meeting: Meeting) -> tuple[str, ...]:
-    return _WHERE, meeting.round, meeting.name
+    """By whose life of the trainer, round and name: a store outlives each of them."""
+    named = (meeting.round, meeting.name)
+    parts = (meeting.run, *named) if meeting.run else named
+    return _WHERE, *(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
 def _alone(meeting: Meeting, error: BaseException | str) -> Met:

@@ -247,6 +247,25 @@ def test_an_epoch_is_compared_within_a_run(three: Threads) -> None:
         assert all(isinstance(found(future), Met) for future in waits)
 
 
+@pytest.mark.parametrize("before", ["passed", "failed"])
+def test_a_new_run_does_not_meet_at_what_was_decided_in_an_old_one(three: Threads, before: str) -> None:
+    """Also if its rounds have the same names and epochs."""
+    error = "" if before == "passed" else "OSError: old"
+    waits = [three.meet(rank, of(1, run="a"), error=error) for rank in range(3)]
+    assert all(isinstance(found(future), Met if before == "passed" else BarrierAborted) for future in waits)
+    alone = three.meet(1, of(1, run="b"), bound=0.1)
+    assert isinstance(found(alone), BarrierTimeout)
+    waits = [three.meet(rank, of(1, run="c")) for rank in range(3)]
+    assert all(isinstance(found(future), Met) for future in waits)
+
+
+def test_a_name_with_a_slash_is_another_one(three: Threads) -> None:
+    """What is a round's and what is a barrier's is not mixed up in the store."""
+    one = three.meet(0, Meeting("a/b", 1, "c"), bound=0.1)
+    other = [three.meet(rank, Meeting("a", 1, "b/c"), bound=0.1) for rank in (1, 2)]
+    assert all(isinstance(found(future), BarrierTimeout) for future in (one, *other))
+
+
 def test_what_was_said_in_old_rounds_is_deleted(three: Threads) -> None:
     """The words of two rounds are kept, and no more."""
     counts = []
@@ -256,6 +275,10 @@ def test_what_was_said_in_old_rounds_is_deleted(three: Threads) -> None:
             assert all(isinstance(found(future), Met) for future in waits)
         counts.append(len(three.store.values))
     assert counts[1:] == [counts[1]] * 4
+    for epoch in (1, 2):  # those of a run that is over go as well
+        waits = [three.meet(rank, of(epoch, name, run="b")) for name in ("x", "y") for rank in range(3)]
+        assert all(isinstance(found(future), Met) for future in waits)
+    assert len(three.store.values) == counts[1]
 
 
 @pytest.mark.parametrize("seed", range(20))
