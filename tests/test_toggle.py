@@ -43,9 +43,9 @@ class Setting:
             raise self.bad.pop(0)
 
 
-def view() -> RoundView:
+def view(name: str = "r1") -> RoundView:
     """A round as an executor sees it."""
-    return RoundView(Session("r1", 1, 1), 1, 1, None, FakeWeights(1))
+    return RoundView(Session(name, 1, 1), 1, 1, None, FakeWeights(1))
 
 
 class Sees:
@@ -105,12 +105,62 @@ def test_it_is_what_it_was_on_every_way_out(way: str) -> None:
 
 
 def test_what_it_is_already_is_left_alone() -> None:
-    """It is not changed, so nothing is owed."""
+    """It is not changed, and nothing is written when it is restored."""
     setting = Setting("blue")
     toggle = Toggle(setting, "blue")
-    assert toggle.prepare(view()) is None
+    undo = toggle.prepare(view())
+    undo()
+    toggle.prepare(view())
     toggle.clean(view())
     assert setting.written == []
+
+
+@pytest.mark.parametrize("way", ["good", "clean", "bucket"])
+def test_two_toggles_of_one_setting_end_with_what_it_was(way: str) -> None:
+    """Forwards on the good way, backwards on the others, and half of each if a clean-up fails."""
+    setting = Setting("red")
+    sees = Sees(setting, way)
+    result, _ = hand_over(Toggle(setting, "blue"), sees, Toggle(setting, "green"), Sees(setting),
+                          fault=broken if way == "bucket" else None)  # fmt: skip
+    assert result.ok is (way == "good")
+    assert not result.unclean
+    assert setting.value == "red"
+    assert sees.seen[0] == "blue"
+    assert "green" in setting.written
+
+
+def test_two_toggles_in_rounds_beside_each_other_count() -> None:
+    """The first one to end leaves the setting to the other one, and the last one restores what it was."""
+    setting = Setting("red")
+    first, second = Toggle(setting, "blue"), Toggle(setting, "blue")
+    first.prepare(view("r1"))
+    second.prepare(view("r2"))
+    first.clean(view("r1"))
+    assert setting.value == "blue"
+    second.clean(view("r2"))
+    assert setting.value == "red"
+
+
+def test_two_toggles_that_cannot_both_be_right_are_told() -> None:
+    """The round that runs has what it was promised; the other one fails before it changes anything."""
+    setting = Setting("red")
+    first, second = Toggle(setting, "blue"), Toggle(setting, "green")
+    first.prepare(view("r1"))
+    with pytest.raises(
+        WeightSyncError, match="colour is 'blue' for round r1 and cannot be 'green' beside it"
+    ):
+        second.prepare(view("r2"))
+    assert setting.value == "blue"
+    first.clean(view("r1"))
+    assert setting.value == "red"
+    second.prepare(view("r2"))()
+    assert setting.written == ["blue", "red", "green", "red"]
+
+
+def test_switches_that_are_equal_are_one_setting() -> None:
+    """``expandable_segments()`` in two places is torch's one setting."""
+    assert Toggle(expandable_segments(), False)._shared is Toggle(expandable_segments(), True)._shared
+    assert Toggle(Setting("red"), "x")._shared is not Toggle(Setting("red"), "x")._shared
 
 
 def test_one_that_cannot_be_changed_is_restored_and_fails_the_round() -> None:
@@ -197,10 +247,12 @@ def test_a_torch_that_tells_nothing_is_believed_what_was_written(monkeypatch: py
     monkeypatch.delattr(core, "_accelerator_getAllocatorSettings", raising=False)
     written: list[str] = []
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", written.append)
+    monkeypatch.setattr(AllocatorSwitch, "_line", None)
     switch = AllocatorSwitch("expandable_segments")
     assert switch.read() is True
     switch.write(False)
     assert switch.read() is False
+    assert AllocatorSwitch("expandable_segments").read() is False, "another switch of the same setting"
     assert written == ["expandable_segments:False"]
 
 

@@ -20,7 +20,7 @@ from weightsync.fsm.executors import RoundView
 from weightsync.fsm.releases import Level
 from weightsync.fsm.scripts import Scripts
 from weightsync.fsm.votes import Meeting
-from weightsync.handlers import barrier
+from weightsync.handlers import barrier, toggle
 from weightsync.handlers.barrier import Barrier
 from weightsync.handlers.cache_release import CacheRelease
 from weightsync.handlers.rank_barrier import RankBarrier, RankCall
@@ -59,6 +59,11 @@ def a_late_rank_is_not_refused(patch: Patch) -> None:
 def every_round_has_the_same_keys(patch: Patch) -> None:
     """Who is late pairs with whoever comes next."""
     patch.setattr(barrier, "_path", lambda meeting: ("barrier", "round", meeting.name))
+
+
+def every_run_has_the_same_keys(patch: Patch) -> None:
+    """A round of an old run decides one of the next."""
+    patch.setattr(barrier, "_path", lambda meeting: ("barrier", meeting.round, meeting.name))
 
 
 def the_name_is_no_part_of_the_key(patch: Patch) -> None:
@@ -204,7 +209,7 @@ def a_setting_is_left_as_it_is_in_a_round(patch: Patch) -> None:
 def only_the_good_way_restores(patch: Patch) -> None:
     """There is no undo."""
     real = Toggle.prepare
-    patch.setattr(Toggle, "prepare", lambda self, round: real(self, round) and None)
+    patch.setattr(Toggle, "prepare", lambda self, round: [real(self, round)].clear())
 
 
 def what_is_left_over_is_taken_for_what_was(patch: Patch) -> None:
@@ -215,9 +220,14 @@ def what_is_left_over_is_taken_for_what_was(patch: Patch) -> None:
         try:
             real(self, view)
         finally:
-            self._before = _Nothing
+            self._shared.before = _Nothing
 
     patch.setattr(Toggle, "_restore", forgetful)
+
+
+def a_toggle_does_not_know_of_others(patch: Patch) -> None:
+    """Each keeps what it found."""
+    patch.setattr(toggle, "_setting_of", toggle._Setting)
 
 
 def steps_that_nobody_waits_for_go_on(patch: Patch) -> None:
@@ -236,6 +246,7 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
     ),
     "a_late_rank_is_not_refused": (a_late_rank_is_not_refused, "barrier.py -k late_rank_of_an_old_round"),
     "every_round_has_the_same_keys": (every_round_has_the_same_keys, "barrier.py -k late_rank_of_an_old"),
+    "every_run_has_the_same_keys": (every_run_has_the_same_keys, "barrier.py -k decided_in_an_old_one"),
     "the_name_is_no_part_of_the_key": (the_name_is_no_part_of_the_key, "barrier.py -k another_name"),
     "epochs_are_compared_over_runs": (epochs_are_compared_over_runs, "barrier.py -k within_a_run"),
     "who_stops_tells_nobody": (who_stops_tells_nobody, "barrier.py -k who_stops_ends"),
@@ -266,6 +277,7 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
         a_setting_is_left_as_it_is_in_a_round,
         "toggle.py -k every_way_out",
     ),
+    "a_toggle_does_not_know_of_others": (a_toggle_does_not_know_of_others, "toggle.py -k two_toggles"),
     "only_the_good_way_restores": (only_the_good_way_restores, "toggle.py -k every_way_out"),
     "what_is_left_over_is_taken_for_what_was": (
         what_is_left_over_is_taken_for_what_was,
