@@ -9,6 +9,7 @@ Like ``contract.py`` these are ``Protocol``s without defaults, and values.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 from .contract import Weights
 from .engine_table import Session
 from .plan import Plan
+from .record import NOTES
 
-__all__ = ["Executor", "Note", "Observer", "RoundView", "Undo"]
+__all__ = ["Executor", "Note", "Observer", "RoundView", "Undo", "examined"]
 
 
 class Note(Protocol):
@@ -38,8 +40,40 @@ class Note(Protocol):
         """``event`` is one of ``fsm.record.NOTES``; ``facts`` are plain values.
 
         Raises:
-            ValueError: it is none of them.
+            ValueError: it is none of them, or something that a log cannot hold.
         """
+
+
+def examined(
+    event: str,
+    /,
+    *,
+    trigger: str,
+    executor: str,
+    seconds: float | None = None,
+    freed: int | None = None,
+    rank: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What is noted, as plain values: examined where it is noted, and in the same way on every rank.
+
+    Raises:
+        ValueError: as :class:`Note` says.
+    """
+    if event not in NOTES:
+        raise ValueError(f"{executor} noted {event!r}: an executor can note {', '.join(sorted(NOTES))}")
+    told = {"trigger": trigger, "executor": executor, "seconds": seconds, "freed": freed, "rank": rank}
+    values: dict[str, Any] = {key: value for key, value in told.items() if value is not None}
+    if facts:
+        values["facts"] = {str(key): value for key, value in facts.items()}
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{executor} noted {event!r} with something that a log cannot hold ({error}): note plain "
+            "numbers, strings, lists and mappings"
+        ) from error
+    return values
 
 
 def _untold(event: str, /, **_: Any) -> None:

@@ -119,7 +119,7 @@ class Barrier:
 
         Args:
             meeting: which barrier.
-            bound: seconds to wait for the others.
+            bound: seconds to wait for the others, more than 0.
             error: why this rank's part is not done, if it is not.
             told: what else there is to say of it.
             stopped: whether this rank is to wait no longer.
@@ -131,12 +131,14 @@ class Barrier:
             BarrierTimeout: ranks are missing.
             RoundCancelled: ``stopped`` said so; every other rank gets a BarrierAborted.
             RankLost: the store did not answer.
+            SetupError: the bound is no time.
         """
+        checks.seconds("Barrier.meet", "bound", bound)
         if self._words is None or self.alone:
             return _alone(meeting, error)
         began = time.monotonic()
-        self.vote(meeting, error, told)
         try:
+            self.vote(meeting, error, told)
             return self._wait(_Wait(meeting, began, bound, stopped, gone, heard))
         except BaseException as raised:
             if not isinstance(raised, BarrierAborted | RankLost):

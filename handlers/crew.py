@@ -7,7 +7,6 @@ number. Engines answer by futures; everybody else runs in a thread that may bloc
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,12 +20,11 @@ from ..fsm.contract import Clock, EngineLink, Transport, Weights
 from ..fsm.driver import Driver
 from ..fsm.engine_table import Session
 from ..fsm.errors import RoundCancelled, WeightSyncError
-from ..fsm.executors import Executor, RoundView, Undo
+from ..fsm.executors import Executor, RoundView, Undo, examined
 from ..fsm.ledger import LedgerKeeper
 from ..fsm.lock import LockKeeper
 from ..fsm.plan import Plan
 from ..fsm.receipt import Expectation, Participant
-from ..fsm.record import NOTES
 from ..fsm.sampling import Part, parted
 from ..fsm.states import State
 from ..fsm.tickets import (
@@ -272,13 +270,11 @@ class Crew:
             self.session, parts.step, parts.attempt, self.plan, parts.weights, self._note, bound, parts.copied
         )
 
-    def _note(self, event: str, /, *, executor: str, freed: int | None = None, **values: Any) -> None:
+    def _note(self, event: str, /, **values: Any) -> None:
         """Examined here, in the executor's own thread: what the round's log cannot take is its error."""
-        if event not in NOTES:
-            raise ValueError(f"{executor} noted {event!r}: an executor can note {', '.join(sorted(NOTES))}")
-        facts = {str(key): value for key, value in (values.pop("facts", None) or {}).items()}
-        json.dumps([facts, values])
-        self.tell(event, {**values, "undo": executor, "bytes": freed, "facts": facts or None})
+        told = examined(event, **values)
+        names = {"undo": told.pop("executor"), "bytes": told.pop("freed", None)}
+        self.tell(event, {**told, **names})
 
     # -- engines ---------------------------------------------------------------------------------------------
 

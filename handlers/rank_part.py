@@ -19,9 +19,8 @@ from typing import Any
 from ..fsm.contract import Weights
 from ..fsm.engine_table import Session
 from ..fsm.errors import RankError, WeightSyncError
-from ..fsm.executors import Executor, RoundView, Undo
+from ..fsm.executors import Executor, RoundView, Undo, examined
 from ..fsm.plan import Plan
-from ..fsm.record import NOTES
 from ..fsm.sampling import WHOLE, Part
 from .barrier import Barrier
 from .coroutines import AsyncExecutor
@@ -161,6 +160,7 @@ class RankPart:
         return first
 
     def _note(self, event: str, /, **values: Any) -> None:
-        if event not in NOTES:
-            raise ValueError(f"{event!r} was noted: an executor can note {', '.join(sorted(NOTES))}")
-        self._told.append({"event": event, **values})
+        """Examined here as on rank 0: what cannot be told is the handler's error, not the vote's."""
+        told = examined(event, **values)
+        told.pop("rank", None)  # it is this one
+        self._told.append({"event": event, **told})

@@ -60,7 +60,8 @@ class RankStore:
 
     def write(self, value: Any, *path: object) -> None:
         """Write, in the place of what is there."""
-        self._ask(lambda: self._store.set(self._key(*path), json.dumps(value)))
+        key, line = self._key(*path), json.dumps(value)  # what cannot be written is no fault of the store
+        self._ask(lambda: self._store.set(key, line))
 
     @property
     def store(self) -> Store:

@@ -247,6 +247,26 @@ def test_an_epoch_is_compared_within_a_run(three: Threads) -> None:
         assert all(isinstance(found(future), Met) for future in waits)
 
 
+@pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf"), True, "5"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_bound_that_is_no_time_is_refused(three: Threads, bound: Any, world: int) -> None:
+    """Before anybody is told anything; also by a rank that has nobody to wait for."""
+    barrier = three.all[0] if world > 1 else Barrier(None)
+    with pytest.raises(SetupError, match="a finite number of seconds above 0 is needed"):
+        barrier.meet(of(1), bound=bound)
+    with pytest.raises(SetupError, match="a finite number of seconds above 0 is needed"):
+        asyncio.run(barrier.meet_async(of(1), bound=bound))
+    assert not three.store.values
+
+
+def test_who_says_what_cannot_be_told_keeps_nobody(three: Threads) -> None:
+    """It is that rank's error, and not the store's; the others hear of it at once."""
+    others = [three.meet(rank, of(1)) for rank in (0, 2)]
+    assert isinstance(found(three.meet(1, of(1), told=[{"bytes": {1}}])), TypeError)
+    for future in others:
+        assert "rank 1: TypeError: Object of type set is not JSON" in str(found(future))
+
+
 @pytest.mark.parametrize("before", ["passed", "failed"])
 def test_a_new_run_does_not_meet_at_what_was_decided_in_an_old_one(three: Threads, before: str) -> None:
     """Also if its rounds have the same names and epochs."""

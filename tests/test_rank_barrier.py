@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from casekit.devicekit import FakeDevice
 from casekit.levels import eventually
@@ -267,6 +268,40 @@ def test_no_engine_resumes_over_what_was_not_undone(rank: int, bent: str) -> Non
     )
     assert all(each.ok for each in team.results(team.step(2, *three(2))))
     assert set(team.trainer.sync.servable()) == {"a", "b"}
+
+
+class Notes:
+    """An executor that notes something."""
+
+    name = "notes"
+
+    def __init__(self, **more: Any) -> None:
+        self._more = {"trigger": "x", "executor": "notes", **more}
+
+    def prepare(self, round: RoundView) -> None:
+        """Note it."""
+        round.note("action", **self._more)
+
+    def clean(self, round: RoundView) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "more", [{"facts": {"bytes": {1}}}, {"facts": {"x": b"x"}}, {"freed": torch.tensor(1)}]
+)
+def test_a_note_that_no_log_can_hold_is_its_handlers_error(rank: int, more: dict[str, Any]) -> None:
+    """On each rank in the same words and at once; it is no vote that nobody can write."""
+    handlers: list[Any] = [[], [], []]
+    handlers[rank] = [Notes(**more)]
+    team = Team(handlers=handlers)
+    first = team.results(team.step(1, *three(1)))[0]
+    assert isinstance(first.error, BarrierAborted if rank else ValueError)
+    assert "notes noted 'action' with something that a log cannot hold" in str(first.error)
+    handlers[rank][0]._more = {"trigger": "x", "executor": "notes", "rank": 7, "facts": {1: 0.5}}
+    assert all(each.ok for each in team.results(team.step(2, *three(2))))
+    (told,) = [each for each in team.trainer.records if each.event == "action"]
+    assert told.facts == {"1": 0.5}
 
 
 def test_a_hand_over_that_is_cancelled_does_not_wait_for_a_rank() -> None:

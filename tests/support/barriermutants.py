@@ -15,6 +15,7 @@ import pytest
 
 from breakers import Changed, Patch
 from weightsync import sync
+from weightsync.fsm import checks
 from weightsync.fsm.errors import MemoryShort, RankError, RoundCancelled
 from weightsync.fsm.executors import RoundView
 from weightsync.fsm.releases import Level
@@ -98,6 +99,18 @@ def the_wait_is_in_the_loop(patch: Patch) -> None:
         return self.meet(meeting, bound=bound, **more)
 
     patch.setattr(Barrier, "meet_async", meet_async)
+
+
+def notes_are_not_examined_on_a_rank(patch: Patch) -> None:
+    """They are told with the vote, if they can be."""
+    patch.setattr(
+        RankPart, "_note", lambda self, event, **values: self._told.append({"event": event, **values})
+    )
+
+
+def any_bound_will_do(patch: Patch) -> None:
+    """Also one that is never reached."""
+    patch.setattr(checks, "seconds", lambda where, name, value: None)
 
 
 def rounds_have_no_barrier(patch: Patch) -> None:
@@ -251,6 +264,11 @@ MUTANTS: dict[str, tuple[Changed, str]] = {
     "epochs_are_compared_over_runs": (epochs_are_compared_over_runs, "barrier.py -k within_a_run"),
     "who_stops_tells_nobody": (who_stops_tells_nobody, "barrier.py -k who_stops_ends"),
     "the_wait_is_in_the_loop": (the_wait_is_in_the_loop, "barrier.py -k coroutine_waits_in_a_thread"),
+    "notes_are_not_examined_on_a_rank": (
+        notes_are_not_examined_on_a_rank,
+        "rank_barrier.py -k no_log_can_hold",
+    ),
+    "any_bound_will_do": (any_bound_will_do, "barrier.py -k no_time"),
     "rounds_have_no_barrier": (rounds_have_no_barrier, "rank_barrier.py -k cannot_release"),
     "the_barrier_is_not_waited_at": (the_barrier_is_not_waited_at, "rank_barrier.py -k cannot_release"),
     "a_cancelled_hand_over_waits_all_the_same": (
