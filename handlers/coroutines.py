@@ -23,6 +23,7 @@ from ..fsm.executors import RoundView, Undo
 from ..fsm.record import Record
 from ..fsm.states import State
 from .bridge import BridgeCall, LoopBridge
+from .inside import step_of
 from .threads import spawn
 
 __all__ = [
@@ -96,7 +97,8 @@ class AsyncExecutor:
         Raises:
             SetupError: what it hands back is no undo.
         """
-        undo = self._do(self._handler.prepare, round)
+        with step_of(self._bridge):
+            undo = self._do(self._handler.prepare, round)
         if undo is not None and not callable(undo):
             raise SetupError(
                 f"{self.name}.prepare handed {checks.shown(undo)} back: what undoes it is needed, or None"
@@ -105,7 +107,8 @@ class AsyncExecutor:
 
     def clean(self, round: RoundView) -> None:
         """As the handler does."""
-        self._do(self._handler.clean, round)
+        with step_of(self._bridge):
+            self._do(self._handler.clean, round)
 
     def __call__(self, record: Record) -> None:
         """A round that has failed waits for none of its steps any more. Its undo is another matter."""
@@ -140,10 +143,11 @@ class AsyncExecutor:
                 self._running.pop(which, None)
 
     def _undo(self, undo: Callable[[], object]) -> None:
-        if observes_on_a_loop(undo):
-            self._bridge.call(undo, limit=self._limit)  # type: ignore[arg-type]
-        elif inspect.isawaitable(made := undo()):
-            self._bridge.call(self._wait_for(made, "undo"), limit=self._limit)
+        with step_of(self._bridge):
+            if observes_on_a_loop(undo):
+                self._bridge.call(undo, limit=self._limit)  # type: ignore[arg-type]
+            elif inspect.isawaitable(made := undo()):
+                self._bridge.call(self._wait_for(made, "undo"), limit=self._limit)
 
     def _wait_for(self, made: Awaitable[Any], step: str) -> Callable[[], Awaitable[Any]]:
         """A coroutine function that awaits what was made, and has a name for errors."""
@@ -182,7 +186,8 @@ class AsyncObserver:
 
     def __call__(self, record: Record) -> None:
         """Tell it, and wait until it has taken note."""
-        self._bridge.call(self._handler, record, limit=self._limit)
+        with step_of(self._bridge):  # what waits there for a round keeps the loop from its handlers
+            self._bridge.call(self._handler, record, limit=self._limit)
 
     def close(self) -> None:
         """As the handler does, if it does."""

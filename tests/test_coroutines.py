@@ -16,10 +16,11 @@ from casekit.bench import Bench, quick, threads
 from casekit.scripts import Injected, Raise
 from casekit.tensors import state
 from casekit.wrapped import Tripwire
-from weightsync.fsm.errors import BridgeTimedOut, SetupError
+from weightsync.fsm.errors import BridgeTimedOut, RoundInProgress, SetupError
 from weightsync.fsm.executors import RoundView
 from weightsync.fsm.record import Record
 from weightsync.handlers import bridge_call
+from weightsync.handlers.inside import refuse_inside, step_of
 from weightsync.joining import transport_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -428,3 +429,72 @@ def test_an_observer_that_hides_a_coroutine_is_disabled_and_says_why(
         bench.works()
     (line,) = [each.message for each in caplog.records if "is disabled" in each.message]
     assert "write it as an async def" in line
+
+
+class Reenters:
+    """An executor, of coroutines or not, that asks for what would wait for its own round."""
+
+    name = "reenters"
+
+    def __init__(self, *, awaits: bool) -> None:
+        self.sync: Any = None
+        self.errors: list[str] = []
+        self.left: list[Any] = []
+        self.prepare: Any = self._awaits if awaits else self._asks
+
+    def _asks(self, round: RoundView) -> None:
+        model = state(1.0)
+        asked: tuple[Any, ...] = (
+            lambda: self.sync.on_step_end(99, model), lambda: self.sync.on_train_begin(model),
+            lambda: self.sync.catch_up(99, model), self.sync.close,
+        )  # fmt: skip
+        for ask in asked:
+            try:
+                ask()
+            except RoundInProgress as error:
+                self.errors.append(str(error))
+
+    async def _awaits(self, round: RoundView) -> None:
+        self._asks(round)
+        try:
+            await self.sync.round(99, state(1.0))
+        except RoundInProgress as error:
+            self.errors.append(str(error))
+
+    def clean(self, round: RoundView) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_handler_that_would_wait_for_its_own_round_is_refused(*, awaits: bool) -> None:
+    """At once, from its thread and from the loop; the round goes on, and so does the next one."""
+    handler = Reenters(awaits=awaits)
+    with Bench(threads("e0"), handlers=[handler]) as bench:
+        handler.sync = bench.sync
+        bench.works()
+        assert len(handler.errors) == 4 + awaits
+        assert all("by a handler of the round that runs" in each for each in handler.errors)
+        bench.works()
+
+
+def test_what_a_handler_has_left_behind_may_ask() -> None:
+    """Its step is over: a task that it began is none of the round's."""
+    owner = object()
+
+    async def course() -> None:
+        go = asyncio.Event()
+
+        async def later() -> None:
+            with pytest.raises(RoundInProgress):
+                refuse_inside(owner, "this")
+            refuse_inside(object(), "another one's")
+            await go.wait()
+            refuse_inside(owner, "this")
+
+        with step_of(owner):
+            task = asyncio.create_task(later())
+            await asyncio.sleep(0)
+        go.set()
+        await task
+
+    asyncio.run(course())

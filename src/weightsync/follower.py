@@ -29,6 +29,7 @@ from .fsm.ranks import Pulses, Report, Verdict, error_from, lost, result_from
 from .fsm.results import RoundResult
 from .handlers.bridge import LoopBridge
 from .handlers.coroutines import Awaiting
+from .handlers.inside import refuse_inside
 from .handlers.rank_part import RankPart
 from .handlers.ranks import TrainerRanks
 from .joining import executors_for, export_of, policy_for, weights_for
@@ -106,6 +107,7 @@ class FollowerSync:
 
     def close(self) -> None:
         """Tell rank 0 that this rank comes to no more hand-overs, and give the threads back. Idempotent."""
+        refuse_inside(self._bridge, "close")
         if self._closed:
             return
         self._closed = True
@@ -134,6 +136,7 @@ class FollowerSync:
             raise
 
     def _follow(self, step: int, kind: str, model: object) -> RoundResult:
+        refuse_inside(self._bridge, kind)
         with self._turn:  # hand-overs of two threads come one after the other, and each of them is bounded
             if self._closed:
                 raise SetupError("this FollowerSync is closed")

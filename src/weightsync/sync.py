@@ -30,6 +30,7 @@ from .fsm.results import RoundResult
 from .handlers.bridge import LoopBridge
 from .handlers.clock import SystemClock
 from .handlers.coroutines import Awaiting, AwaitingObserver
+from .handlers.inside import refuse_inside
 from .handlers.leader import Leader
 from .handlers.observers import Observers
 from .handlers.rank_barrier import RankBarrier, RankCall
@@ -124,6 +125,7 @@ class WeightSync:
         Raises:
             SetupError: the step is no whole number.
             PlanError: the model has something that cannot be sent.
+            RoundInProgress: a handler of the round that runs calls this, as with all that waits for one.
         """
         step = self._step_of("on_step_end", step)
         if step % self.policy.every:
@@ -151,6 +153,8 @@ class WeightSync:
             SetupError: this ``WeightSync`` is closed, or a number is none.
             PlanError: the model has something that cannot be sent.
         """
+        if self.policy.when_busy not in ("wait", "refuse"):
+            refuse_inside(self._bridge, f"begin with Policy(when_busy={self.policy.when_busy!r})")
         pending = self._turns.pending(self._step_of("begin", step), version)
         with self._for_all_ranks(pending):
             if version is not None:
@@ -163,6 +167,7 @@ class WeightSync:
 
         Cancelling it stops the round and is raised again once the round is Released.
         """
+        refuse_inside(self._bridge, "round")
         pending = self._turns.pending(self._step_of("round", step))
         with self._for_all_ranks(pending):
             try:
@@ -217,6 +222,7 @@ class WeightSync:
         Returns:
             The round's result; ``passed_over`` says so if nobody has to catch up.
         """
+        refuse_inside(self._bridge, "catch_up")
         step = self._step_of("catch_up", step, "catch up")
         return self._wait_for(self._turns.catching_up(step), model)
 
@@ -246,6 +252,7 @@ class WeightSync:
 
     def close(self) -> None:
         """Wait for the rounds that were begun, then give back threads, links and endpoints. Idempotent."""
+        refuse_inside(self._bridge, "close")
         with self._closing:
             self._close()
 
@@ -353,6 +360,7 @@ class WeightSync:
 
     def _hand_over(self, step: int, model: object) -> RoundResult:
         """Begin a round and wait for it; an interrupt at any moment leaves no running round behind."""
+        refuse_inside(self._bridge, "a hand-over that is waited for")
         return self._wait_for(self._turns.pending(step), model)
 
     def _wait_for(self, pending: Pending, model: object) -> RoundResult:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from weightsync import backends, joining
+from weightsync import backends, joining, sync
 from weightsync.backends import Backends
 from weightsync.fsm import imports
 from weightsync.handlers import bridge, bridge_loop, coroutines
@@ -296,9 +296,17 @@ def what_a_step_hands_back_is_dropped(patch: Patch) -> None:
     patch.setattr(inspect, "isawaitable", lambda made: False)
 
 
+def a_handler_may_wait_for_its_own_round(patch: Patch) -> None:
+    """Until one of the two is given up."""
+    patch.setattr(sync, "refuse_inside", lambda owner, what: None)
+
+
 MUTANTS: dict[str, tuple[Changed, str]] = {
     "what_a_step_hands_back_is_dropped": (
         what_a_step_hands_back_is_dropped, "coroutines.py -k undo_of_a_plain_executor",
+    ),
+    "a_handler_may_wait_for_its_own_round": (
+        a_handler_may_wait_for_its_own_round, "coroutines.py -k wait_for_its_own_round",
     ),
     "a_loop_for_a_call": (a_loop_for_a_call, "bridge.py -k five_hundred_calls"),
     "a_loop_is_stopped_and_not_closed": (a_loop_is_stopped_and_not_closed, "bridge.py -k five_hundred_calls"),
