@@ -151,13 +151,15 @@ class Barrier:
         When the cancellation is raised here, the barrier is decided and no thread is left in it.
         """
         over = threading.Event()
-        waits = self._workers.submit(lambda: self.meet(meeting, bound=bound, stopped=over.is_set, **more))
+        work = self._workers.submit(lambda: self.meet(meeting, bound=bound, stopped=over.is_set, **more))
+        waits = asyncio.wrap_future(work)
+        waits.add_done_callback(lambda it: it.cancelled() or it.exception())  # nobody may be there to ask
         try:
-            return await asyncio.shield(asyncio.wrap_future(waits))
+            return await asyncio.shield(waits)
         except asyncio.CancelledError:
             over.set()
             with suppress(Exception):
-                await asyncio.wrap_future(waits)
+                await waits
             raise
 
     def vote(

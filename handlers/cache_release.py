@@ -15,11 +15,13 @@ work everywhere with glibc, and a device of the tests counts and orders them.
 
 from __future__ import annotations
 
+import inspect
+import operator
 import time
 from collections.abc import Callable, Mapping
 
 from ..fsm import checks
-from ..fsm.errors import MemoryShort
+from ..fsm.errors import MemoryShort, SetupError
 from ..fsm.executors import RoundView
 from ..fsm.releases import ACTIONS, BUDGETS, Action, Boundary, Level
 from .memories import Memory, usual_memory
@@ -92,13 +94,13 @@ class CacheRelease:
     def _release(self, boundary: Boundary, view: RoundView) -> None:
         level = self._levels[boundary]
         self._do(level, boundary, view)
-        if self._lacking is None or (short := self._lacking()) <= 0:
+        if self._lacking is None or (short := _bytes(self._lacking())) <= 0:
             return
         if level is not Level.aggressive:
             told = {"boundary": str(boundary), "lacking": short, "level": level.name}
             view.note("escalated", trigger=Level.aggressive.name, executor=self.name, facts=told)
             self._do(Level.aggressive, boundary, view)
-            short = self._lacking()
+            short = _bytes(self._lacking())
         if short > 0:
             held = self._memory.held()
             raise MemoryShort(
@@ -130,6 +132,17 @@ class CacheRelease:
 
 def _short(seconds: float) -> float:
     return round(seconds, 6)
+
+
+def _bytes(told: object) -> int:
+    """What the other side lacks, in bytes; a number of numpy's or torch's is one as well."""
+    try:
+        return operator.index(told)  # type: ignore[arg-type]
+    except TypeError:
+        if inspect.iscoroutine(told):
+            told.close()
+        needed = "a function that returns a whole number of bytes is needed, 0 if none are lacking"
+        raise SetupError(f"{_WHERE}(lacking=...) said {checks.shown(told)}: {needed}") from None
 
 
 def _level(name: str, value: object) -> Level:

@@ -5,6 +5,7 @@ a ``TCPStore`` and a ``FileStore``, which raise, come late, are killed, and shar
 """
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -245,6 +246,23 @@ def test_an_epoch_is_compared_within_a_run(three: Threads) -> None:
     for meeting in (of(7, run="a"), of(1, run="b")):
         waits = [three.meet(rank, meeting) for rank in range(3)]
         assert all(isinstance(found(future), Met) for future in waits)
+
+
+def test_a_wait_that_is_cancelled_leaves_no_error_that_nobody_asked_for(
+    three: Threads, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it ended with is known: it was cancelled."""
+
+    async def course() -> None:
+        waits = asyncio.ensure_future(three.all[0].meet_async(of(1), bound=LONG))
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+
+    asyncio.run(course())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf"), True, "5"])

@@ -315,6 +315,19 @@ def test_what_cannot_be_logged_is_the_executors_error() -> None:
     assert isinstance(result.error, ValueError)
 
 
+async def _nothing() -> int:
+    return 0
+
+
+@pytest.mark.parametrize("lacking", [lambda: None, _nothing, lambda: "5", lambda: 0.5])
+def test_what_lacks_no_number_of_bytes_is_refused_in_one_line(lacking: Any) -> None:
+    """Nobody can tell what it means; and a coroutine that nobody awaits has asked nobody."""
+    release = CacheRelease(FakeDevice(100), lacking=lacking)
+    view = RoundView(Session("r1", 1, 1), 1, 1, None, FakeWeights(1))
+    with pytest.raises(SetupError, match="a function that returns a whole number of bytes is needed"):
+        release.prepare(view)
+
+
 # -- the host, and what a collection would cost -----------------------------------------------------------
 
 
