@@ -75,13 +75,17 @@ class Rollback:
         self._saved.intersection_update(needed)
 
     def _refuse_copies(self, round: RoundView) -> None:
-        copied = round.copied
-        if not copied and self._snapshots.world_size == 1:  # with several ranks, what is sent was gathered
-            copied = not self._snapshots.shares(getattr(round.weights, "tensors", {}).values())
-        if copied:
+        if round.copied:
             raise SnapshotError(
                 "Rollback keeps the model as it is, and this round sends a private copy of it: hand over by "
                 "on_step_end, or begin(..., snapshot=False)"
+            )
+        if self._snapshots.world_size > 1:
+            return  # what is sent was gathered
+        if not self._snapshots.shares(getattr(round.weights, "tensors", {}).values()):
+            raise SnapshotError(
+                "Rollback keeps the model of its Snapshots, and this round sends other tensors than that "
+                "model's own: hand that model over, or give Snapshots the model that is handed over"
             )
 
 

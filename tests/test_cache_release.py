@@ -17,6 +17,7 @@ import torch
 
 import weightsync
 from casekit.devicekit import FakeDevice
+from weightsync import timeline
 from weightsync.cli import main
 from weightsync.fsm.engine_table import Session
 from weightsync.fsm.errors import MemoryShort, SetupError
@@ -279,6 +280,12 @@ def test_the_time_line_of_a_round_tells_what_was_freed(
     freed = [line for line in lines if "action cache_release cache_release (" in line]
     assert ["(40 bytes freed)" in line for line in freed] == [True, False]
     assert all(re.search(r"freed\) +\d", line) for line in freed)
+
+
+def test_what_comes_into_memory_is_told_as_taken() -> None:
+    """And not as less than nothing that was freed."""
+    record = Record(0.0, "action", "", "r", 0, trigger="onload", undo="residency", bytes=-7)
+    assert timeline._what(record) == "action onload residency (7 bytes taken)"
 
 
 def test_memory_that_is_short_fails_the_round_before_an_engine_is_told() -> None:

@@ -178,6 +178,7 @@ def test_an_earlier_run_is_left_alone(tmp_path: Path) -> None:
         ({"steps": 10_001}, "from 1 to 10000 steps"),
         ({"transport": "pigeon"}, "--transport pigeon: there are auto, memory"),
         ({"transport": "memory"}, "add --threads"),
+        ({"transport": "objects", "threads": True}, "leave out --threads"),
         pytest.param(
             {"transport": "cuda_ipc"},
             "needs a GPU",

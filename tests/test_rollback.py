@@ -154,6 +154,15 @@ def test_a_private_copy_is_not_taken_for_the_model() -> None:
         assert sync.begin(2, two.model, snapshot=False).wait().ok
 
 
+def test_another_model_than_the_one_that_is_kept_is_refused_as_that() -> None:
+    """Whoever hands it over by the right hook is not told to do so."""
+    two = Two()
+    with two.sync:
+        result = two.sync.on_step_end(1, torch.nn.Linear(3, 2))
+    assert result is not None
+    assert "hand that model over, or give Snapshots the model that is handed over" in str(result.error)
+
+
 def test_the_published_version_is_not_saved_again() -> None:
     """A catch-up inside its block sends what is kept already."""
     model = torch.nn.Linear(2, 2)

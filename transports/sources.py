@@ -153,6 +153,11 @@ def _is_plain(tensor: Any) -> bool:
 def _unsendable(tensor: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "is not initialised yet: run the model once before"
+    if type(tensor).__name__ == "DTensor":
+        return (
+            "is a DTensor, spread over ranks: hand over CachedExport(FsdpExporter(model)) on every rank, or "
+            "send what full_tensor() gives"
+        )
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"is a {type(tensor).__name__}, which wraps others: send what full_tensor() or the like gives"
     if tensor.is_nested:

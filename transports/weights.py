@@ -240,8 +240,8 @@ def _read(source: Any, only: tuple[str, ...]) -> tuple[dict[str, torch.Tensor], 
     for name, tensor in pairs(source, only):
         if not has_memory(tensor):
             raise PlanError(
-                f"tensor {name!r} has no memory, its storage was resized: gather it first (FSDP: inside "
-                "summon_full_params, or send a full state dict)"
+                f"tensor {name!r} has no memory, its storage was resized: gather it first (FSDP: hand over "
+                "CachedExport(FsdpExporter(model)) on every rank), or onload the part that it belongs to"
             )
         # Where it starts tells nearly all of them apart; one without elements may start nowhere.
         start = tensor.data_ptr()

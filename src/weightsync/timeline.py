@@ -243,7 +243,8 @@ def _what(record: Record) -> str:
         asked = f": {len(roster)} engines, quorum {facts.get('quorum')}" if isinstance(roster, list) else ""
         return f"opened{asked}"
     rank = None if record.rank is None else f"on rank {record.rank}"
-    freed = None if record.event not in NOTES or record.bytes is None else f"({record.bytes} bytes freed)"
+    moved = None if record.event not in NOTES else record.bytes
+    freed = None if moved is None else f"({abs(moved)} bytes {'freed' if moved >= 0 else 'taken'})"
     words = (record.event, record.trigger, record.undo, rank, freed)
     return " ".join(word for word in words if word)
 

@@ -76,6 +76,8 @@ def _check_transport(options: Options) -> None:
         raise SetupError(f"--transport {name}: there are {', '.join(names)}")
     if name in _THREADS_ALONE and not options.threads:
         raise SetupError(f"--transport {name} reaches engines of this process only: add --threads")
+    if name == "objects" and options.threads:
+        raise SetupError(f"--transport {name} reaches engines in Ray actors only: leave out --threads")
     transport_for(name).close()  # whatever it needs and is not there is said before anything is started
 
 

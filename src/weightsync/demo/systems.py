@@ -102,8 +102,8 @@ def _snapshots(run: Run) -> str:
         return "none was looked at"
     look, exact = run.looks[-1], sum(each.same and each.restored for each in run.looks)
     return (
-        f"from v{look.newest} to v{look.older} and back, right {look.now:.0%} and {look.then:.0%} of the "
-        f"time; {exact} of {len(run.looks)} exact; {_mb(max(each.kept for each in run.accounts))} a rank"
+        f"from v{look.newest} to v{look.older} and back, answers right {look.now:.0%} and {look.then:.0%} of "
+        f"the time; {exact} of {len(run.looks)} exact; {_mb(max(each.kept for each in run.accounts))} a rank"
     )
 
 
