@@ -283,7 +283,8 @@ class Barrier:
         if here in kept:
             return
         every = [*kept, here]
-        last = list(dict.fromkeys(tuple(each[:-1]) for each in every))[-2:]
+        # Of another run nothing is needed.
+        last = list(dict.fromkeys(tuple(each[:-1]) for each in every))[-2 if run == meeting.run else -1 :]
         old = [each for each in every if tuple(each[:-1]) not in last]
         words.write([meeting.run, meeting.epoch, [each for each in every if each not in old]],
                     _WHERE, "newest")  # fmt: skip

@@ -26,7 +26,7 @@ from weightsync.fsm.ledger import StaleVersion, VersionBound
 from weightsync.fsm.policy import Policy
 from weightsync.fsm.ranks import Report, Verdict, error_from, error_told
 from weightsync.fsm.results import RoundResult
-from weightsync.fsm.states import Outcome
+from weightsync.fsm.states import Disposition, Outcome
 from weightsync.handlers.ranks import TrainerRanks
 from weightsync.testing.fakes import FakeWeights, Gate
 from weightsync.testing.scene import PATIENCE, close_all
@@ -79,7 +79,10 @@ def test_a_rank_that_gives_up_in_the_round_stops_it() -> None:
 
 
 def test_rank_0_looks_once_more_before_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gave up when it was too late to stop the round makes it not ok for anybody."""
+    """Who gave up when it was too late to stop the round makes it not ok for anybody.
+
+    Nobody knows whether it has let go of its memory, so no engine resumes over that.
+    """
     team, gate = Team(silent=40.0), Gate()  # nobody looks at anybody for ten seconds
     team.trainer.engines[0].bad["commit"] = gate
     look = team.ranks[1].look
@@ -95,7 +98,8 @@ def test_rank_0_looks_once_more_before_it_tells(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(futures[1].exception(PATIENCE), KeyboardInterrupt)
     gate.open()
     first, _, third = team.results(futures, PATIENCE + 40.0)  # who does not look is told by the silence
-    assert (first.outcome, first.ok) == (third.outcome, third.ok) == (Outcome.complete, False)
+    assert (first.outcome, first.ok) == (third.outcome, third.ok) == (Outcome.failed, False)
+    assert (first.published, len(first.serving(Disposition.quarantined))) == ("yes", 2)
     assert isinstance(first.error, RankFailed)
     assert "rank 1 has given up the hand-over of step 1: KeyboardInterrupt" in str(first.error)
 
