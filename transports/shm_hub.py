@@ -201,9 +201,8 @@ class ShmHub:
         if peer.rank is None:
             self._join(peer, message)
         elif kind == "released":
-            before = self._slowest
             self._released(peer, fetch(message, "bucket", int))
-            if self._slowest == before:
+            if any(other.released < peer.released for other in self.counting.values()):
                 return  # who waits for the slowest is not woken for the others
         elif kind == "taken":
             peer.released = max(peer.released, fetch(message, "bucket", int) + 1)
@@ -223,11 +222,6 @@ class ShmHub:
         if bucket != peer.released:
             raise TransportError(f"it let go of bucket {bucket}, where {peer.released} is due")
         peer.released += 1
-
-    @property
-    def _slowest(self) -> int:
-        """How many slots of a ring every rank that counts has let go of."""
-        return min((peer.released for peer in self.counting.values()), default=0)
 
     def _at(self, peer: Peer, bucket: int) -> None:
         if bucket != peer.at:
