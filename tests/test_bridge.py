@@ -105,6 +105,22 @@ def loop_of(bridge: LoopBridge) -> object:
     return bridge.call(current, limit=SOON)
 
 
+def loops_at_once(bridge: LoopBridge) -> list[object]:
+    """The loops that sixteen threads find which ask for one at the same moment."""
+    at_once, seen = threading.Barrier(16), list[object]()
+
+    def ask() -> None:
+        at_once.wait(SOON)
+        seen.append(loop_of(bridge))
+
+    callers = [threading.Thread(target=ask) for _ in range(16)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(SOON)
+    return seen
+
+
 async def current() -> object:
     """The running loop."""
     return asyncio.get_running_loop()
@@ -296,17 +312,7 @@ def test_an_error_keeps_nothing_of_a_call_alive(bridge: LoopBridge, no_collectio
 
 def test_sixteen_first_calls_at_once_make_one_loop_and_one_thread(bridge: LoopBridge) -> None:
     """Whoever comes first makes it, and the others find it."""
-    at_once, seen = threading.Barrier(16), []
-
-    def first() -> None:
-        at_once.wait(SOON)
-        seen.append(loop_of(bridge))
-
-    callers = [threading.Thread(target=first) for _ in range(16)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(SOON)
+    seen = loops_at_once(bridge)
     assert len(seen) == 16
     assert len(set(map(id, seen))) == 1
     assert len(alive("under test")) == 1
@@ -508,17 +514,7 @@ def test_sixteen_calls_that_find_it_dead_make_one_new_loop(
     loop_of(bridge)
     kill(bridge)
     caplog.clear()
-    at_once, seen = threading.Barrier(16), []
-
-    def next_one() -> None:
-        at_once.wait(SOON)
-        seen.append(loop_of(bridge))
-
-    callers = [threading.Thread(target=next_one) for _ in range(16)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(SOON)
+    seen = loops_at_once(bridge)
     assert len(seen) == 16
     assert len(set(map(id, seen))) == 1
     assert len(caplog.records) == 1

@@ -60,6 +60,20 @@ def raised(futures: list[Future[None]]) -> list[BaseException | None]:
     return [future.exception(PATIENCE) for future in futures]
 
 
+def interrupt_at(rank: RankVotes, word: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank is interrupted, once, as soon as it finds that word in the store."""
+    right = rank.read
+
+    def interrupted(*path: object) -> Any:
+        found = right(*path)
+        if path[-1] == word and found is not None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(rank, "read", interrupted)
+
+
 def test_a_vote_without_an_error_lets_everybody_go_on(three: Three) -> None:
     """Any number of times, one after the other."""
     for number in range(30):
@@ -153,16 +167,7 @@ def test_an_older_run_answers_nobody() -> None:
 
 def test_who_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the next vote the others hear of it at once, and not by their limit."""
-    right = three.ranks[1].read
-
-    def interrupted(*path: object) -> Any:
-        found = right(*path)
-        if path[-1] == "decision" and found is not None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(three.ranks[1], "read", interrupted)
+    interrupt_at(three.ranks[1], "decision", monkeypatch)
     found = three.all("the first")
     assert [type(each) for each in found] == [type(None), KeyboardInterrupt, type(None)]
     began = time.monotonic()
@@ -177,16 +182,8 @@ def test_who_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.Monkey
 
 def test_rank_0_that_is_interrupted_tells_the_others(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who have come do not wait for their limit."""
-    right, others = three.ranks[0].read, list[Any]()
-
-    def interrupted(*path: object) -> Any:
-        found = right(*path)
-        if path[-1] == 2 and found is not None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(three.ranks[0], "read", interrupted)
+    others = list[Any]()
+    interrupt_at(three.ranks[0], 2, monkeypatch)
     others.append(three.vote(2))
     began = time.monotonic()
     found = raised([three.vote(0), *others])
@@ -197,16 +194,7 @@ def test_rank_0_that_is_interrupted_tells_the_others(three: Three, monkeypatch: 
 
 def test_rank_0_that_gives_up_is_not_waited_for(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted when the vote is passed: the others hear of it at the next one, which it has not called."""
-    right = three.ranks[0].read
-
-    def interrupted(*path: object) -> Any:
-        found = right(*path)
-        if path[-1] == "decision" and found is not None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(three.ranks[0], "read", interrupted)
+    interrupt_at(three.ranks[0], "decision", monkeypatch)
     found = three.all("the first")
     assert [type(each) for each in found] == [KeyboardInterrupt, type(None), type(None)]
     began = time.monotonic()
